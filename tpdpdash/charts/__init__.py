@@ -1,0 +1,1 @@
+"""Table → Altair chart, array → PNG, and the palette. Nothing else."""

@@ -1,0 +1,1 @@
+"""How the work is divided: Layout, validity rules, rank groups, layers → pipeline stages."""

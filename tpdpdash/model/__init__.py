@@ -1,0 +1,1 @@
+"""What is trained: ModelSpec, Hugging Face config.json → ModelSpec, presets, parameter and FLOP counts."""

@@ -1,0 +1,1 @@
+"""Pipeline schedules: action lists, in-flight counts and bubbles in closed form, and the timeline simulation."""

@@ -1,0 +1,1 @@
+"""What a run says about itself: records, the probe that writes them, the reader that tails them, their analysis."""

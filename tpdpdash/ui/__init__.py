@@ -1,0 +1,1 @@
+"""What the pages share: navigation, URL state, cached services and parts of screens."""
