@@ -1,0 +1,356 @@
+"""The probe: a few functions by which a training script tells where its time goes. Standard library only.
+
+    probe = Probe.from_env(coords={"tp": 0, "pp": 1, "dp": 0}, backend="gloo", device="cpu")
+    with probe.step(1) as step:
+        with probe.phase("forward"):
+            ...
+            with probe.phase("tp"):      # counted as tp, not as forward
+                dist.all_reduce(x)
+        step.tokens, step.loss = 8192, 5.6
+
+Times are exclusive: at any moment exactly one region is running, the innermost. The probe never synchronises,
+never communicates, and never raises into the script because a record could not be written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tpdpdash.telemetry.process import boot_id, peak_resident_bytes, resident_bytes, start_time_s
+from tpdpdash.telemetry.record import COLLECTIVE_PHASES, MAX_ACTIONS, PHASES, RUN_DIR_VARIABLE, RecordWriter, rank_file
+
+HEARTBEAT_S = 1.0
+_OTHER = PHASES.index("other")
+_OUTSIDE = len(PHASES)  # the slot of time in no region: unattributed, never written
+
+
+class _Region:
+    """One reusable region: entering and leaving it moves the running time to the right slot."""
+
+    __slots__ = ("_clock", "_collective", "_phase", "_state")
+
+    def __init__(self, state: _State, phase: int, collective: str | None) -> None:
+        self._state = state
+        self._clock = state.clock
+        self._phase = phase
+        self._collective = collective
+
+    def __enter__(self) -> None:
+        state = self._state
+        now = self._clock()
+        current = state.current
+        state.seconds[current] += now - state.since
+        state.stack.append(current)
+        state.current = self._phase
+        state.since = now
+        state.num_regions += 1
+        if self._collective is not None:
+            state.last_collective = self._collective
+            state.num_collectives += 1
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        now = self._clock()
+        state.seconds[state.current] += now - state.since
+        state.current = state.stack.pop()
+        state.since = now
+
+
+class _State:
+    """What the regions of one probe share; read by the heartbeat thread without a lock (each field is one object)."""
+
+    __slots__ = (
+        "clock",
+        "current",
+        "in_step",
+        "last_collective",
+        "last_event",
+        "num_collectives",
+        "num_regions",
+        "seconds",
+        "since",
+        "stack",
+        "step",
+    )
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.seconds = [0.0] * (len(PHASES) + 1)
+        self.stack: list[int] = []
+        self.current = _OUTSIDE
+        self.since = clock()
+        self.num_regions = 0
+        self.num_collectives = 0
+        self.last_collective: str | None = None
+        self.last_event = "starting"
+        self.step: int | None = None  # the step that was started last
+        self.in_step = False
+
+    def phase_name(self) -> str:
+        """The region that runs now; outside any region "unattributed" in a step, else the last event."""
+        current = self.current
+        if current != _OUTSIDE:
+            return PHASES[current]
+        return "unattributed" if self.in_step else self.last_event
+
+
+class Action:
+    """One pipeline action of a sampled step."""
+
+    __slots__ = ("_actions", "_clock", "_label", "_origin", "_start")
+
+    def __init__(self, actions: list[list[object]], clock: Callable[[], float], origin: float, label: list[object]):
+        self._actions = actions
+        self._clock = clock
+        self._origin = origin
+        self._label = label
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        now = self._clock()
+        self._actions.append([*self._label, round(self._start - self._origin, 7), round(now - self._start, 7)])
+
+
+class _NoAction:
+    """An action of a step that is not sampled: costs nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+_NO_ACTION = _NoAction()
+
+
+class Step:
+    """One optimizer step: fill in what is known; the record is written when the `with` block ends without error."""
+
+    __slots__ = (
+        "_cpu_start",
+        "_probe",
+        "_regions_start",
+        "_start",
+        "_t",
+        "loss",
+        "memory_bytes",
+        "peak_memory_bytes",
+        "step",
+        "tokens",
+    )
+
+    def __init__(self, probe: Probe, step: int) -> None:
+        self._probe = probe
+        self.step = step
+        self.tokens: float | None = None
+        """Tokens of this rank's replica in this step: global batch · seq_len / dp."""
+        self.loss: float | None = None
+        """Loss of the step; None off the last stage."""
+        self.memory_bytes: int | None = None
+        """Device memory held; the process's resident memory where None."""
+        self.peak_memory_bytes: int | None = None
+        """The most device memory held in this step; the process's peak where None."""
+
+    def __enter__(self) -> Step:
+        state = self._probe._state
+        if state.step is None:
+            self._probe.event("first_step")
+        self._t = time.time()
+        self._cpu_start = time.process_time()
+        self._regions_start = state.num_regions
+        state.step = self.step
+        state.in_step = True
+        state.seconds = [0.0] * (len(PHASES) + 1)
+        self._start = state.since = state.clock()
+        self._probe._begin_actions(self.step, self._start)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        state = self._probe._state
+        now = state.clock()
+        state.seconds[state.current] += now - state.since
+        state.since = now
+        if kind is None:
+            self._probe._write_step(self, now - self._start, list(state.seconds))
+        state.in_step = False
+
+    def fields(self, step_s: float, seconds: list[float]) -> dict[str, object]:
+        """The step record's own fields (design.md §6), and the process time beside the wall time."""
+        on_cpu = self._probe.device.startswith("cpu")
+        memory = resident_bytes() if self.memory_bytes is None and on_cpu else self.memory_bytes
+        peak = self.peak_memory_bytes
+        if peak is None and on_cpu:
+            peak = max(peak_resident_bytes(), memory or 0)  # the kernel's peak lags behind its own current value
+        phase_s = {name: round(spent, 7) for name, spent in zip(PHASES, seconds, strict=False) if spent > 0}
+        return {
+            "step": self.step,
+            "step_s": round(step_s, 7),
+            "phase_s": phase_s,
+            "tokens": self.tokens,
+            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
+            "loss_is_finite": self.loss is None or math.isfinite(self.loss),
+            "memory_bytes": memory,
+            "peak_memory_bytes": peak,
+            "cpu_s": round(time.process_time() - self._cpu_start, 6),
+            "regions": self._probe._state.num_regions - self._regions_start,
+        }
+
+
+class Probe:
+    """Writes one rank's telemetry. Regions belong to one flow of control: the thread that runs the step, and
+    autograd's thread while that one waits for it."""
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int = 0,
+        coords: Mapping[str, int] | None = None,
+        backend: str = "",
+        device: str = "cpu",
+        timeline_every: int = 10,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`folder` is the run folder; None: nothing is written. A timeline is kept of every `timeline_every`-th step
+        from step 2 on."""
+        self.rank = rank
+        self.device = device
+        self._hello: dict[str, object] = {"local_rank": local_rank, "world_size": world_size}
+        self._hello |= {"coords": dict(coords or {}), "backend": backend, "device": device}
+        self._state = _State(clock)
+        self._regions: dict[tuple[str, str], _Region] = {}
+        self._timeline_every = timeline_every
+        self._actions: list[list[object]] | None = None
+        self._origin = 0.0
+        self._writer = RecordWriter(None if folder is None else rank_file(Path(folder), rank), rank)
+        self.hello()
+        self._stopped = threading.Event()
+        self._heartbeat: threading.Thread | None = None
+        if folder is not None:
+            self._heartbeat = threading.Thread(target=self._beat, name="tpdpdash-heartbeat", daemon=True)
+            self._heartbeat.start()
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        coords: Mapping[str, int] | None = None,
+        backend: str = "",
+        device: str = "cpu",
+        environ: Mapping[str, str] | None = None,
+    ) -> Probe:
+        """A probe for the process that torchrun started. Outside a run it measures and writes nothing."""
+        variables = os.environ if environ is None else environ
+        return cls(
+            variables.get(RUN_DIR_VARIABLE) or None,
+            rank=int(variables.get("RANK", "0")),
+            world_size=int(variables.get("WORLD_SIZE", "1")),
+            local_rank=int(variables.get("LOCAL_RANK", "0")),
+            coords=coords,
+            backend=backend,
+            device=device,
+        )
+
+    def hello(self, **changes: object) -> None:
+        """Say who this rank is; call it again with what became known later (coords, backend, device)."""
+        self._hello |= changes
+        self.device = str(self._hello["device"])
+        who = {"pid": os.getpid(), "start_time": start_time_s(os.getpid()), "host": socket.gethostname()}
+        self._writer.write("hello", {**who, "boot_id": boot_id(), **self._hello, "region_cost_s": cost_per_region_s()})
+
+    def event(self, name: str) -> None:
+        """Tell that something began: importing, connecting, building, first_step, checkpoint, …"""
+        self._state.last_event = name
+        self._writer.write("event", {"name": name, "step": self._state.step})
+
+    def phase(self, name: str, collective: str = "") -> _Region:
+        """A region; enter it with `with`. `collective` says what runs in it (all_reduce, send, …): told after a hang."""
+        region = self._regions.get((name, collective))
+        if region is None:
+            index = PHASES.index(name) if name in PHASES else _OTHER
+            label = f"{name} {collective}".strip() if name in COLLECTIVE_PHASES else None
+            region = self._regions[name, collective] = self._new_region(index, label)
+        return region
+
+    def action(self, kind: str, stage: int, microbatch: int) -> Action | _NoAction:
+        """One pipeline action ("F" or "B"); kept on sampled steps only."""
+        actions = self._actions
+        if actions is None or len(actions) >= MAX_ACTIONS:
+            return _NO_ACTION
+        return Action(actions, self._state.clock, self._origin, [kind, stage, microbatch])
+
+    def step(self, step: int) -> Step:
+        """One optimizer step; use it with `with`."""
+        return Step(self, step)
+
+    def close(self) -> None:
+        """Tell that the script has finished, and stop the heartbeat."""
+        self.event("finished")
+        self._stopped.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join(timeout=2 * HEARTBEAT_S)
+        self._writer.close()
+
+    @property
+    def lost_records(self) -> int:
+        """Records that could not be written so far."""
+        return self._writer.lost_records
+
+    def _new_region(self, phase: int, collective: str | None) -> _Region:
+        return _Region(self._state, phase, collective)
+
+    def _begin_actions(self, step: int, origin: float) -> None:
+        is_sampled = step >= 2 and (step - 2) % self._timeline_every == 0
+        self._actions = [] if is_sampled else None
+        self._origin = origin
+
+    def _write_step(self, step: Step, step_s: float, seconds: list[float]) -> None:
+        self._writer.write("step", step.fields(step_s, seconds), t=step._t)
+        if self._actions:
+            self._writer.write("timeline", {"step": step.step, "actions": self._actions}, t=step._t)
+        self._actions = None
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            state = self._state
+            self._writer.write(
+                "heartbeat",
+                {
+                    "step": state.step,
+                    "phase": state.phase_name(),
+                    "last_collective": state.last_collective,
+                    "collectives": state.num_collectives,
+                    "regions": state.num_regions,
+                },
+            )
+
+
+def cost_per_region_s(repeats: int = 200) -> float:
+    """Seconds that entering and leaving one region costs here: the smallest of five short loops.
+
+    regions · cost / step_s is the probe's share of a step, a bound that needs no second run.
+    """
+    region = _Region(_State(time.perf_counter), 0, None)
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            with region:
+                continue
+        best = min(best, time.perf_counter() - start)
+    return round(best / repeats, 9)
