@@ -39,6 +39,7 @@ FAULT_TEXTS: dict[str, str] = {
     "file_too_large": "{field}: the file has {size} bytes; the limit is {limit}",
     "file_unreadable": "{field}: {value} cannot be read: {reason}",
     "not_toml": "{field}: not TOML: {reason}",
+    "unknown_framework": "{field} {value} is not known; its habits are taken from the nearest, {nearest}",
     # model
     # cluster
     # layout

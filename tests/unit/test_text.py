@@ -1,0 +1,46 @@
+"""Faults become one line each, whatever a person wrote."""
+
+import re
+import string
+from pathlib import Path
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.text import FAULT_TEXTS, fault_lines, fault_text, t
+
+PACKAGE = Path(__file__).parents[2] / "tpdpdash"
+
+
+def test_a_fault_is_one_line_that_names_field_value_and_nearest():
+    values = {"divisor_name": "tp", "divisor": 3, "nearest": (15, 18)}
+    fault = Fault(code="not_divisible", field="cluster.world_size", value=16, values=values)
+    assert fault_text(fault) == "cluster.world_size is 16; it must be divisible by tp = 3; nearest: 15, 18"
+
+
+def test_hostile_values_are_escaped_and_bounded():
+    hostile = Fault(code="not_whole_number", field="layout.tp", value="1\n\x1b[31m\ud800" + "x" * 5000)
+    line = fault_text(hostile)
+    assert line.isprintable()
+    assert len(line) < 250
+
+
+def test_an_error_carries_all_its_faults():
+    faults = [Fault(code="missing", field="a"), Fault(code="missing", field="b")]
+    assert fault_lines(InvalidInputError(faults).faults) == ["a is missing", "b is missing"]
+
+
+def test_braces_in_a_message_without_values_stay():
+    assert t("{plain}") == "{plain}"
+
+
+def test_every_code_that_the_package_raises_has_a_sentence():
+    raised = set()
+    for path in PACKAGE.rglob("*.py"):
+        raised |= set(re.findall(r"code=\"([a-z0-9_]+)\"", path.read_text(encoding="utf-8")))
+    assert raised
+    assert raised <= set(FAULT_TEXTS), sorted(raised - set(FAULT_TEXTS))
+
+
+def test_sentences_use_named_fields_only():
+    for code, sentence in FAULT_TEXTS.items():
+        names = [name for _, name, _, _ in string.Formatter().parse(sentence) if name is not None]
+        assert all(name.isidentifier() for name in names), code
