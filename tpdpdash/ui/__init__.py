@@ -1,1 +1,1 @@
-"""What the pages share: navigation, URL state, cached services and parts of screens."""
+"""What the pages share. token and serve are free of streamlit, so that the command line can use them."""

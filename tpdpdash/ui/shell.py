@@ -1,0 +1,74 @@
+"""The frame of every page: navigation, sidebar, and the guard against streamlit's legacy `pages/` mode.
+
+Until the first `st.navigation` of a process, streamlit runs a deep link's file under pages/ alone, without app.py.
+Each page calls `require_shell()` first: it builds the navigation, which ends that mode, and runs again with app.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from tpdpdash.text import t
+
+_SEEN = "_shell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """One screen of the dashboard."""
+
+    name: str
+    """Its file in pages/ and its path in the address."""
+    title: str
+    """What the sidebar calls it."""
+    icon: str
+    """Material icon."""
+
+
+SCREENS = (
+    Screen(name="cluster", title="Cluster", icon=":material/dns:"),
+    Screen(name="plan", title="Plan", icon=":material/leaderboard:"),
+    Screen(name="layout", title="Layout", icon=":material/grid_view:"),
+    Screen(name="launch", title="Launch", icon=":material/rocket_launch:"),
+    Screen(name="watch", title="Watch", icon=":material/monitoring:"),
+    Screen(name="learn", title="Learn", icon=":material/school:"),
+)
+FIRST = "plan"
+
+
+def page_path(name: str) -> str:
+    """What `st.switch_page` and `st.page_link` take for a screen."""
+    return f"pages/{name}.py"
+
+
+def _start() -> None:
+    """The bare address: the first screen. (A default page has no path of its own, so no screen is the default.)"""
+    st.switch_page(page_path(FIRST), query_params=st.query_params.to_dict())
+
+
+def build_navigation() -> st.Page:
+    """The navigation over every screen."""
+    start = st.Page(_start, title=t("Start"), default=True, visibility="hidden")
+    screens = [st.Page(page_path(s.name), title=t(s.title), icon=s.icon, url_path=s.name) for s in SCREENS]
+    return st.navigation([start, *screens], expanded=True)
+
+
+def mark_shell() -> None:
+    """app.py says that it has run before the page."""
+    st.session_state[_SEEN] = True
+
+
+def require_shell() -> None:
+    """First call of every page. In a fresh process a deep link may have skipped app.py: then start over with it."""
+    if not st.session_state.pop(_SEEN, False):
+        build_navigation()
+        st.rerun()
+
+
+def sidebar() -> None:
+    """Under the navigation: what is here, in one line."""
+    from tpdpdash.ui import parts, services
+
+    st.caption(parts.machine_line(services.detection()))

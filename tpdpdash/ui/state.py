@@ -1,0 +1,267 @@
+"""What a person looks at, in the address: `JobState` ⇄ query parameters, and the Job it describes.
+
+The address is the truth: one that names any field of the job is a whole view (absent fields have their defaults).
+Without any, as after a click on another screen, this tab's last view is put back into the address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import streamlit as st
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import Job, job_from_tables
+from tpdpdash.layout.layout import Layout
+from tpdpdash.ui import uploads
+
+_VIEW = "_view"
+_RUN = "run"
+Pinned = Literal["tp", "cp", "pp", "dp", "ep", "zero_stage", "micro_batch_size", "num_model_chunks"]
+PIN_NAMES = ("tp", "cp", "pp", "dp", "ep", "zero_stage", "micro_batch_size", "num_model_chunks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """The view's fields; every name is also its query parameter."""
+
+    model: str = "llama-3-8b"
+    """A preset's name, or "config:<content hash>" for an uploaded config.json."""
+    device: str = "H100-SXM5-80GB"
+    """A catalogue name, or "local"."""
+    nodes: int | None = 1
+    """Machines; None with "local" = as detected."""
+    gpus: int | None = 8
+    """Devices in each machine; None = as the catalogue or the detection says."""
+    network: float | None = None
+    """Network bandwidth per device in GB/s, where it is not the catalogue's."""
+    price: float | None = None
+    """Dollars per device and hour."""
+    seq: int = 8192
+    """Tokens in a sequence."""
+    batch: int = 128
+    """Sequences in a step."""
+    tokens: float | None = 3e11
+    """Tokens to train on."""
+    steps: int | None = None
+    """Optimizer steps of a run."""
+    precision: str = "bf16"
+    """training.precision."""
+    framework: str = "megatron-core"
+    """training.framework."""
+    tp: int | None = None
+    """Pinned degree; None = free. So too the next ones."""
+    cp: int | None = None
+    """Pinned."""
+    pp: int | None = None
+    """Pinned."""
+    dp: int | None = None
+    """Pinned."""
+    ep: int | None = None
+    """Pinned."""
+    zero_stage: int | None = None
+    """Pinned."""
+    micro_batch_size: int | None = None
+    """Pinned."""
+    num_model_chunks: int | None = None
+    """Pinned."""
+    recompute: str | None = None
+    """Pinned."""
+    layout: str = ""
+    """The chosen layout as `layout_code` writes it: tp4-pp2-dp8-v2-full; empty = none chosen."""
+    rank: int = 0
+    """The chosen rank."""
+
+    def pins(self) -> dict[str, object]:
+        """The pinned layout keys, as in a Job file."""
+        names = (*PIN_NAMES, "recompute")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def _read(kind: str, text: str) -> Any:
+    """One query parameter as its field's type. ValueError when it is not of that type."""
+    if kind.startswith("int"):
+        return int(text)
+    if kind.startswith("float"):
+        return float(text)
+    return text
+
+
+def _from_params(params: Mapping[str, str]) -> JobState:
+    """A view from query parameters; one that cannot be read is dropped, as an unknown one is."""
+    values: dict[str, Any] = {}
+    for field in fields(JobState):
+        text = params.get(field.name)
+        if text is None:
+            continue
+        try:
+            values[field.name] = None if text == "auto" and "None" in str(field.type) else _read(str(field.type), text)
+        except ValueError:
+            continue
+    return JobState(**values)
+
+
+def _to_params(view: JobState) -> dict[str, str]:
+    """The parameters that stand in the address: the model always, the others where they differ from the default."""
+    default = JobState()
+    shown = {f.name: getattr(view, f.name) for f in fields(view)}
+    return {
+        name: "auto" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in shown.items()
+        if name == "model" or value != getattr(default, name)
+    }
+
+
+# ------------------------------------------------------------------------------------------ address
+
+
+def restore() -> None:
+    """Called by app.py on every full run: bring the address and this tab's last view into line."""
+    params = st.query_params
+    if any(field.name in params for field in fields(JobState)):
+        st.session_state[_VIEW] = _from_params(params)
+    _write_address(read_job_state())
+    if _RUN in params:
+        st.session_state[_RUN] = params[_RUN]
+
+
+def read_job_state() -> JobState:
+    """The view of this run of the script."""
+    view = st.session_state.get(_VIEW)
+    return view if isinstance(view, JobState) else JobState()
+
+
+def update(**changes: Any) -> JobState:
+    """Change fields of the view, in this session and in the address."""
+    view = replace(read_job_state(), **changes)
+    st.session_state[_VIEW] = view
+    _write_address(view)
+    return view
+
+
+def _write_address(view: JobState) -> None:
+    wanted = _to_params(view)
+    for field in fields(JobState):
+        name = field.name
+        if name in wanted and st.query_params.get(name) != wanted[name]:
+            st.query_params[name] = wanted[name]
+        elif name not in wanted and name in st.query_params:
+            del st.query_params[name]
+
+
+def bound(name: str) -> dict[str, Any]:
+    """Keyword arguments that tie a widget to one field of the view: `st.number_input(…, **state.bound("nodes"))`.
+
+    The widget shows the view's value and writes a change back to the view and the address.
+    """
+    key = f"view-{name}"
+    st.session_state[key] = getattr(read_job_state(), name)
+    return {"key": key, "on_change": _take, "args": (name,)}
+
+
+def _take(name: str) -> None:
+    update(**{name: st.session_state[f"view-{name}"]})
+
+
+def chosen_run() -> str | None:
+    """The run in the address, or the one this tab looked at last."""
+    run = st.query_params.get(_RUN) or st.session_state.get(_RUN)
+    return str(run) if run else None
+
+
+def choose_run(run_id: str) -> None:
+    """Look at a run: in this session and in the address."""
+    st.session_state[_RUN] = run_id
+    st.query_params[_RUN] = run_id
+
+
+# ---------------------------------------------------------------------------------------------- job
+
+_CODES: tuple[tuple[str, str], ...] = (
+    ("tp", "tp"), ("cp", "cp"), ("ep", "ep"), ("etp", "etp"), ("pp", "pp"), ("dp", "dp"),
+    ("v", "num_model_chunks"), ("mb", "micro_batch_size"), ("z", "zero_stage"), ("shard", "dp_shard_size"),
+)  # fmt: skip
+_KEY_OF_CODE = dict(_CODES)
+
+
+def layout_code(layout: Layout) -> str:
+    """A layout as it stands in the address: its degrees, then every searched key that is not the default."""
+    default = Layout(tp=layout.tp, dp=layout.dp, etp=layout.tp, dp_shard_size=layout.dp)
+    always = {"tp", "pp", "dp"}
+    parts = [
+        f"{code}{getattr(layout, key)}"
+        for code, key in _CODES
+        if code in always or getattr(layout, key) != getattr(default, key)
+    ]
+    if layout.recompute != "none":
+        parts.append(layout.recompute)
+    if layout.sequence_parallel != (layout.tp > 1):
+        parts.append("sp" if layout.sequence_parallel else "nosp")
+    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
+        parts.append(f"s:{layout.schedule}")
+    return "-".join(parts)
+
+
+def pins_of_code(code: str) -> dict[str, object]:
+    """The layout keys of a code, as in a Job file. Raises InvalidInputError for anything else."""
+    pins: dict[str, object] = {}
+    rest, _, schedule = code.partition("-s:")
+    if schedule:
+        pins["schedule"] = schedule
+    for part in rest.split("-"):
+        match = re.fullmatch(r"([a-z]+?)(\d{1,9})", part)
+        if part in ("selective", "full"):
+            pins["recompute"] = part
+        elif part in ("sp", "nosp"):
+            pins["sequence_parallel"] = part == "sp"
+        elif match and match[1] in _KEY_OF_CODE:
+            pins[_KEY_OF_CODE[match[1]]] = int(match[2])
+        else:
+            raise InvalidInputError([Fault(code="unknown_layout_code", field="layout", value=code)])
+    return pins
+
+
+def tables(view: JobState, layout: Mapping[str, object]) -> dict[str, object]:
+    """The view as the tables of a Job file."""
+    cluster = {"device": view.device, "nodes": view.nodes, "devices_per_node": view.gpus}
+    training = {
+        "seq_len": view.seq,
+        "global_batch_size": view.batch,
+        "tokens": view.tokens,
+        "steps": view.steps,
+        "precision": view.precision,
+        "framework": view.framework,
+    }
+    links = {} if view.network is None else {"links": {"network_gb_per_s": view.network}}
+    return {
+        "model": uploads.model_table(view.model),
+        "cluster": {**_given(cluster), **_given({"price_per_device_hour": view.price}), **links},
+        "training": _given(training),
+        "layout": dict(layout),
+    }
+
+
+def _given(table: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def job(view: JobState | None = None) -> Job:
+    """The Job of the view, with its pins. Raises InvalidInputError with every fault."""
+    view = view or read_job_state()
+    return _job(view, view.pins())
+
+
+def chosen_job(view: JobState | None = None) -> Job | None:
+    """The Job of the chosen layout; None when none is chosen. Raises InvalidInputError."""
+    view = view or read_job_state()
+    return _job(view, pins_of_code(view.layout)) if view.layout else None
+
+
+def _job(view: JobState, layout: Mapping[str, object]) -> Job:
+    from tpdpdash.ui import services
+
+    return job_from_tables(tables(view, layout), Path(), services.detection)
