@@ -48,6 +48,7 @@ FAULT_TEXTS: dict[str, str] = {
     # screens
     "start_token_needed": "Only the holder of the start token can launch or stop; open the address printed at start",
     "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",
+    "cannot_listen": "{field}: cannot listen on port {value}: {reason}",
     "upload_missing": "{field}: the uploaded config {value} is not kept here; drop the file again",
 }
 

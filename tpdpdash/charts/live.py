@@ -1,0 +1,221 @@
+"""The charts of Watch as constant Vega-Lite specs: everything that changes from tick to tick stands in the table.
+
+A spec that changes makes the browser build the chart anew; one that stays is only handed new rows. So a spec depends
+on the chart, the theme and the number of rows that are drawn, and colours, labels and limits come with the data.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tpdpdash.charts.palette import Theme, chart_theme, ui_colors
+from tpdpdash.text import t
+
+Spec = dict[str, Any]
+ROW_PX = 24
+AXIS_PX = 46
+
+
+def _spec(layers: list[Spec], *, theme: Theme, height: int) -> Spec:
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "height": height,
+        "layer": layers,
+        "config": chart_theme(theme),
+    }
+
+
+def _step_axis() -> Spec:
+    axis = {"title": t("Step"), "grid": False, "tickMinStep": 1, "format": "d", "tickCount": 7}
+    return {"field": "step", "type": "quantitative", "axis": axis, "scale": {"zero": False, "nice": False}}
+
+
+def _y(field: str, *, title: str = "", zero: bool = False) -> Spec:
+    axis = {"title": title or None, "tickCount": 5, "domain": False, "ticks": False}
+    return {"field": field, "type": "quantitative", "axis": axis, "scale": {"zero": zero, "nice": True}}
+
+
+def _of_kind(kind: str) -> list[Spec]:
+    return [{"filter": f"datum.kind == '{kind}'"}]
+
+
+@cache
+def step_time_spec(theme: Theme) -> Spec:
+    """Step time: band from the quickest to the slowest rank, the median as a line, the prediction dashed.
+
+    Table: kind ("step" or "predicted"), step, low_s, median_s, high_s; a prediction is two rows with median_s.
+    """
+    ui = ui_colors(theme)
+    tooltip = [
+        {"field": "step", "type": "quantitative", "title": t("step"), "format": "d"},
+        {"field": "low_s", "type": "quantitative", "title": t("quickest rank, s"), "format": ".3f"},
+        {"field": "median_s", "type": "quantitative", "title": t("median, s"), "format": ".3f"},
+        {"field": "high_s", "type": "quantitative", "title": t("slowest rank, s"), "format": ".3f"},
+    ]
+    band = {
+        "transform": _of_kind("step"),
+        "mark": {"type": "area", "opacity": 0.35, "color": ui["axis"]},
+        "encoding": {"x": _step_axis(), "y": _y("low_s"), "y2": {"field": "high_s"}},
+    }
+    line = {
+        "transform": _of_kind("step"),
+        "mark": {"type": "line", "strokeWidth": 1.8, "color": ui["text"], "point": False},
+        "encoding": {"x": _step_axis(), "y": _y("median_s")},
+    }
+    predicted = {
+        "transform": _of_kind("predicted"),
+        "mark": {"type": "line", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": ui["primary"]},
+        "encoding": {"x": _step_axis(), "y": _y("median_s")},
+    }
+    points = {
+        "transform": _of_kind("step"),
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0},
+        "encoding": {"x": _step_axis(), "y": _y("median_s"), "tooltip": tooltip},
+    }
+    return _spec([band, predicted, line, points], theme=theme, height=220)
+
+
+@cache
+def heat_spec(theme: Theme) -> Spec:
+    """Rank × step as one image with real axes.
+
+    Table: kind "image" (one row: url, first_step, last_step, first_row, last_row: edges) and kind "chosen"
+    (at most one row: the same edges around one rank).
+    """
+    ui = ui_colors(theme)
+    x_axis = {"title": t("Step"), "grid": False, "format": "d", "tickMinStep": 1, "tickCount": 7}
+    y_axis = {"title": t("Rank"), "grid": False, "format": "d", "tickMinStep": 1, "domain": False, "ticks": False}
+    x = {"field": "first_step", "type": "quantitative", "axis": x_axis, "scale": {"zero": False, "nice": False}}
+    y = {
+        "field": "first_row",
+        "type": "quantitative",
+        "axis": y_axis,
+        "scale": {"zero": False, "nice": False, "reverse": True},
+    }
+    edges = {"x": x, "x2": {"field": "last_step"}, "y": y, "y2": {"field": "last_row"}}
+    image = {
+        "transform": _of_kind("image"),
+        "mark": {"type": "image", "aspect": False, "smooth": False},
+        "encoding": {**edges, "url": {"field": "url", "type": "nominal"}},
+    }
+    chosen = {
+        "transform": _of_kind("chosen"),
+        "mark": {"type": "rect", "fillOpacity": 0, "stroke": ui["text"], "strokeWidth": 1.2},
+        "encoding": edges,
+    }
+    return _spec([image, chosen], theme=theme, height=220)
+
+
+def _bar_layer(x: Spec, *, key: str, size: float) -> Spec:
+    """Segments from x to x2 in the row `row`, each with its own fill and outline."""
+    return {
+        "transform": _of_kind(key),
+        "mark": {"type": "bar", "height": size, "strokeWidth": 1},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "x2"},
+            "y": _row_axis(),
+            "fill": {"field": "fill", "type": "nominal", "scale": None, "legend": None},
+            "stroke": {"field": "outline", "type": "nominal", "scale": None, "legend": None},
+            "tooltip": [
+                {"field": "row", "type": "nominal", "title": t("rank")},
+                {"field": "label", "type": "nominal", "title": t("what")},
+                {"field": "shown", "type": "nominal", "title": t("value")},
+            ],
+        },
+    }
+
+
+def _row_axis() -> Spec:
+    axis = {"title": None, "domain": False, "ticks": False, "labelLimit": 160, "labelPadding": 8}
+    return {"field": "row", "type": "nominal", "sort": None, "axis": axis}
+
+
+def _texts(x: Spec, *, key: str, theme: Theme, **mark: Any) -> Spec:
+    return {
+        "transform": _of_kind(key),
+        "mark": {"type": "text", "baseline": "middle", "color": ui_colors(theme)["text"], **mark},
+        "encoding": {"x": x, "y": _row_axis(), "text": {"field": "label", "type": "nominal"}},
+    }
+
+
+@cache
+def phases_spec(theme: Theme, num_rows: int) -> Spec:
+    """What each rank does in a step: a stacked bar a rank.
+
+    Table: kind "bar": row (its label), x, x2 (seconds), fill, outline, label (the phase), shown ("0.84 s · 21 %").
+    """
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "axis": {"title": t("Seconds a step, mean of the window"), "grid": True, "tickCount": 6},
+        "scale": {"zero": True, "nice": False},
+    }
+    return _spec([_bar_layer(x, key="bar", size=0.8 * ROW_PX)], theme=theme, height=num_rows * ROW_PX)
+
+
+@cache
+def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
+    """One step as it was measured: a lane a rank, microbatches numbered where they fit.
+
+    Table: kind "bar" (as in phases_spec, x in seconds since the step began) and kind "number" (row, x, label, on).
+    """
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "axis": {"title": title, "grid": True, "tickCount": 6},
+        "scale": {"zero": True, "nice": False},
+    }
+    numbers = _texts({**x, "axis": None}, key="number", theme=theme, align="center", fontSize=12)
+    numbers["encoding"]["color"] = {"field": "fill", "type": "nominal", "scale": None, "legend": None}
+    return _spec([_bar_layer(x, key="bar", size=0.8 * ROW_PX), numbers], theme=theme, height=num_rows * ROW_PX)
+
+
+@cache
+def loss_spec(theme: Theme) -> Spec:
+    """Loss: thin as it is, thick smoothed. Table: step, loss, smoothed."""
+    ui = ui_colors(theme)
+    tooltip = [
+        {"field": "step", "type": "quantitative", "title": t("step"), "format": "d"},
+        {"field": "loss", "type": "quantitative", "title": t("loss"), "format": ".4f"},
+    ]
+    raw = {
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45, "color": ui["axis"]},
+        "encoding": {"x": _step_axis(), "y": _y("loss")},
+    }
+    smooth = {
+        "mark": {"type": "line", "strokeWidth": 1.8, "color": ui["primary"]},
+        "encoding": {"x": _step_axis(), "y": _y("smoothed")},
+    }
+    points = {
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0},
+        "encoding": {"x": _step_axis(), "y": _y("loss"), "tooltip": tooltip},
+    }
+    return _spec([raw, smooth, points], theme=theme, height=200)
+
+
+@cache
+def memory_spec(theme: Theme, num_rows: int) -> Spec:
+    """Peak memory of each rank against what there is.
+
+    Table: kind "bar" (row, x, x2 in GiB, fill, outline, label, shown), "predicted" (row, x), "limit" (x, label).
+    """
+    ui = ui_colors(theme)
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "axis": {"title": t("GiB"), "grid": True, "tickCount": 5},
+        "scale": {"zero": True, "nice": False},
+    }
+    predicted = {
+        "transform": _of_kind("predicted"),
+        "mark": {"type": "tick", "thickness": 2, "color": ui["text"], "size": ROW_PX},
+        "encoding": {"x": x, "y": _row_axis()},
+    }
+    limit = {
+        "transform": _of_kind("limit"),
+        "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": ui["bad"]},
+        "encoding": {"x": x},
+    }
+    return _spec([_bar_layer(x, key="bar", size=0.7 * ROW_PX), predicted, limit], theme=theme, height=num_rows * ROW_PX)
