@@ -1,1 +1,1 @@
-"""A run is a folder: its layout on disk, the command, starting, supervising, stopping, and the rehearsal."""
+"""A run is a folder: build its command, start it, supervise it, stop it, and read it back."""

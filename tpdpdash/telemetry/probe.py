@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +29,7 @@ from tpdpdash.telemetry.process import boot_id, peak_resident_bytes, resident_by
 from tpdpdash.telemetry.record import COLLECTIVE_PHASES, MAX_ACTIONS, PHASES, RUN_DIR_VARIABLE, RecordWriter, rank_file
 
 HEARTBEAT_S = 1.0
+MAX_TRACEBACK_CHARS = 20_000
 _OTHER = PHASES.index("other")
 _OUTSIDE = len(PHASES)  # the slot of time in no region: unattributed, never written
 
@@ -244,6 +247,7 @@ class Probe:
         if folder is not None:
             self._heartbeat = threading.Thread(target=self._beat, name="tpdpdash-heartbeat", daemon=True)
             self._heartbeat.start()
+            self._chain_excepthook()
 
     @classmethod
     def from_env(
@@ -278,8 +282,15 @@ class Probe:
         self._state.last_event = name
         self._writer.write("event", {"name": name, "step": self._state.step})
 
+    def error(self, raised: BaseException) -> None:
+        """Tell that the script ends by this exception; done by itself for one that nobody catches."""
+        lines = traceback.format_exception(raised)
+        fields = {"name": "error", "step": self._state.step, "phase": self._state.phase_name()}
+        text = "".join(lines)[-MAX_TRACEBACK_CHARS:]
+        self._writer.write("event", {**fields, "error": lines[-1].strip()[:1000], "traceback": text})
+
     def phase(self, name: str, collective: str = "") -> _Region:
-        """A region; enter it with `with`. `collective` says what runs in it (all_reduce, send, …): told after a hang."""
+        """A region; enter it with `with`. `collective` says what runs in it (all_reduce, …): told after a hang."""
         region = self._regions.get((name, collective))
         if region is None:
             index = PHASES.index(name) if name in PHASES else _OTHER
@@ -310,6 +321,16 @@ class Probe:
     def lost_records(self) -> int:
         """Records that could not be written so far."""
         return self._writer.lost_records
+
+    def _chain_excepthook(self) -> None:
+        """Note an uncaught exception at the moment it ends the script: peers fail within milliseconds of it."""
+        before = sys.excepthook
+
+        def noting(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+            self.error(raised)
+            before(kind, raised, trace)
+
+        sys.excepthook = noting
 
     def _new_region(self, phase: int, collective: str | None) -> _Region:
         return _Region(self._state, phase, collective)

@@ -1,0 +1,192 @@
+"""RunFolder: every path of a run, its id, and writes that are whole or not there at all. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpdpdash.faults import Fault, InvalidInputError
+
+RUNS_VARIABLE = "TPDPDASH_RUNS"
+RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9][a-z0-9.-]{0,63}")
+MAX_RECORD_BYTES = 4 << 20
+_SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # none that is mistaken for another
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run (design.md §6). Making the object touches nothing."""
+
+    path: Path
+    """`$TPDPDASH_RUNS/<run-id>`."""
+
+    @property
+    def run_id(self) -> str:
+        """The name by which people call the run."""
+        return self.path.name
+
+    @property
+    def asked(self) -> Path:
+        """The Job as it was asked."""
+        return self.path / "asked.toml"
+
+    @property
+    def job(self) -> Path:
+        """The Job as it runs."""
+        return self.path / "job.toml"
+
+    @property
+    def prediction(self) -> Path:
+        """The estimate of the Job as it runs."""
+        return self.path / "prediction.json"
+
+    @property
+    def changes(self) -> Path:
+        """What a rehearsal changed."""
+        return self.path / "changes.json"
+
+    @property
+    def command(self) -> Path:
+        """argv, working directory and added environment."""
+        return self.path / "command.json"
+
+    @property
+    def status(self) -> Path:
+        """Written by the supervisor alone."""
+        return self.path / "status.json"
+
+    @property
+    def summary(self) -> Path:
+        """Written once, at the end."""
+        return self.path / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        """torchrun's folder of per-rank output."""
+        return self.path / "logs"
+
+    @property
+    def agent_log(self) -> Path:
+        """What torchrun's agent itself said."""
+        return self.logs / "agent.log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor had to say."""
+        return self.logs / "supervisor.log"
+
+    @property
+    def telemetry(self) -> Path:
+        """What the ranks wrote."""
+        return self.path / "telemetry"
+
+    @property
+    def devices(self) -> Path:
+        """Device samples, one file a node."""
+        return self.path / "devices"
+
+    @property
+    def stop_request(self) -> Path:
+        """Whoever wants the run to end writes this file."""
+        return self.path / "control" / "stop.json"
+
+    def rank_outputs(self, local_rank: int) -> dict[str, Path]:
+        """stdout.log, stderr.log and error.json of a rank, those that exist (torchrun makes the folder between)."""
+        names = ("stdout.log", "stderr.log", "error.json")
+        newest = sorted(self.logs.glob(f"*/attempt_*/{local_rank}"))[-1:]
+        return {name: folder / name for folder in newest for name in names if (folder / name).is_file()}
+
+    def make(self) -> None:
+        """Make the folder, 0700, and those in it. FileExistsError if the name is taken."""
+        self.path.mkdir(mode=0o700)
+        for folder in (self.logs, self.telemetry, self.devices, self.stop_request.parent):
+            folder.mkdir(mode=0o700)
+
+
+def runs_root(environ: Mapping[str, str]) -> Path:
+    """Where runs live: $TPDPDASH_RUNS, else the user's state directory."""
+    given = environ.get(RUNS_VARIABLE)
+    if given:
+        return Path(given).expanduser().absolute()
+    from platformdirs import user_state_path
+
+    return user_state_path("tpdpdash", appauthor=False) / "runs"
+
+
+def find_run(root: Path, name: str) -> RunFolder:
+    """The run of that id, or the only one whose id begins so. Raises InvalidInputError."""
+    if not re.fullmatch(r"[a-z0-9.-]{1,96}", name) or ".." in name:
+        raise InvalidInputError([Fault(code="run_name_illegal", field="run", value=name)])
+    if RUN_ID.fullmatch(name) and (root / name).is_dir():
+        return RunFolder(root / name)
+    matches = [found for found in run_ids(root) if found.startswith(name) or found.endswith(f"-{name}")]
+    if len(matches) == 1:
+        return RunFolder(root / matches[0])
+    code = "run_ambiguous" if matches else "run_unknown"
+    raise InvalidInputError([Fault(code=code, field="run", value=name, values={"candidates": matches[:5]})])
+
+
+def run_ids(root: Path) -> list[str]:
+    """Ids of all runs, newest first (an id begins with its time in UTC)."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if RUN_ID.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(names, reverse=True)
+
+
+def new_run_folder(root: Path, name: str, now: float | None = None) -> RunFolder:
+    """Make a folder with a fresh id like 20261130-131502-llama-3-8b-x7k2. Raises OSError."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    slug = re.sub(r"[^a-z0-9.]+", "-", name.lower())[:40].strip("-.") or "run"
+    for _ in range(_TRIES):
+        suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(4))
+        folder = RunFolder(root / f"{stamp}-{slug}-{suffix}")
+        try:
+            folder.make()
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"no free run id in {root} after {_TRIES} tries")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file atomically: a reader sees the old text or the new one, never a part. Raises OSError."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
+    """Replace a JSON file atomically. Raises OSError."""
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of the run folder, bounded. Raises OSError, or ValueError when it is damaged."""
+    with path.open("rb") as file:
+        data = file.read(MAX_RECORD_BYTES + 1)
+    if len(data) > MAX_RECORD_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_RECORD_BYTES} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError as deep:
+        raise ValueError(f"{path.name} is nested too deeply") from deep

@@ -1,0 +1,153 @@
+"""RunStatus: status.json as a type. The supervisor writes it, everyone else reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+State = Literal["created", "starting", "running", "stopping", "finished", "failed", "stopped"]
+STATES: tuple[str, ...] = get_args(State)
+FINAL_STATES = frozenset({"finished", "failed", "stopped"})
+PHASES = ("starting", "importing", "connecting", "building", "first step", "running")
+"""How far a run is: that of the rank that is least far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFailure:
+    """The first cause of a failure: one rank, or the agent."""
+
+    code: str
+    """rank_killed, rank_crashed, rank_raised, rank_exited, rank_left_early, agent_killed, agent_failed."""
+    rank: int | None = None
+    """The rank that failed first; None when it was the agent."""
+    signal: str | None = None
+    """Name of the signal that ended it: SIGKILL."""
+    exit_code: int | None = None
+    """Its exit code where it ended by itself."""
+    error: str | None = None
+    """Last line of the exception: "ValueError: boom"."""
+    traceback: str | None = None
+    """The exception's traceback, or the last lines that the rank wrote."""
+    others: tuple[tuple[int, str], ...] = ()
+    """What the other ranks said after it: (rank, last line); they stopped because of the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run as its supervisor sees it."""
+
+    state: State
+    """created → starting → running → stopping → finished, failed or stopped."""
+    engine: str
+    """local."""
+    host: str
+    """Machine of the supervisor."""
+    boot_id: str
+    """Boot of that machine: pids mean nothing in another one."""
+    supervisor_pid: int
+    """Process id of the supervisor."""
+    supervisor_start_time: float
+    """Its start in seconds since boot: tells it from a later process of the same id."""
+    created: float
+    """Wall time at which the folder was made."""
+    name: str = ""
+    """Name of the Job."""
+    layout: str = ""
+    """Short name of the layout: tp2-pp2-dp2."""
+    world_size: int = 1
+    """Ranks."""
+    rehearsal: bool = False
+    """Whether the Job was shrunken for this machine."""
+    steps: int | None = None
+    """Steps that the Job asks for."""
+    started: float | None = None
+    """Wall time at which the agent was started."""
+    ended: float | None = None
+    """Wall time of the end."""
+    heartbeat: float | None = None
+    """Wall time of the last write: readers on other hosts judge by its age."""
+    exit_code: int | None = None
+    """The agent's; negative: ended by that signal."""
+    stop_requested_by: str | None = None
+    """Who asked for the end: dashboard, cli, signal."""
+    phase: str = PHASES[0]
+    """One of PHASES."""
+    ranks_by_phase: Mapping[str, int] = field(default_factory=dict)
+    """How many ranks are in each phase."""
+    last_step: int | None = None
+    """The last step that any rank has finished."""
+    first_failure: FirstFailure | None = None
+    """The first cause, once the run has failed."""
+    could_not_kill: tuple[int, ...] = ()
+    """Processes that outlived SIGKILL (they hang in the kernel)."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended."""
+        return self.state in FINAL_STATES
+
+    def to_json(self) -> dict[str, Any]:
+        """status.json's object, as design.md §6 names its fields."""
+        document = asdict(self)
+        supervisor = {"pid": document.pop("supervisor_pid"), "start_time": document.pop("supervisor_start_time")}
+        return {"v": 1, "state": document.pop("state"), "supervisor": supervisor, **document}
+
+    @classmethod
+    def from_json(cls, document: Any) -> RunStatus:
+        """Read status.json's object. Raises ValueError when a field is missing or of another kind."""
+        if not isinstance(document, dict) or document.get("v") != 1:
+            raise ValueError("status.json is not an object of version 1")
+        supervisor = _table(document, "supervisor")
+        failure = document.get("first_failure")
+        known = {name: document[name] for name in _PLAIN if name in document}
+        _check_kinds(known)
+        if document.get("state") not in STATES:
+            raise ValueError(f"status.json: state is {document.get('state')!r}")
+        pid, start_time = supervisor.get("pid"), supervisor.get("start_time")
+        if not isinstance(pid, int) or isinstance(pid, bool) or not isinstance(start_time, int | float):
+            raise ValueError("status.json: supervisor.pid and start_time must be numbers")
+        missing = [name for name in ("engine", "host", "boot_id", "created") if name not in known]
+        if missing:
+            raise ValueError(f"status.json: {missing[0]} is missing")
+        known["could_not_kill"] = tuple(document.get("could_not_kill") or ())
+        return cls(
+            state=document["state"],
+            supervisor_pid=pid,
+            supervisor_start_time=float(start_time),
+            first_failure=_failure(failure) if failure is not None else None,
+            **known,
+        )
+
+
+_NUMBER, _TEXT, _WHOLE = (int, float), (str,), (int,)
+_PLAIN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("created", "started", "ended", "heartbeat"), _NUMBER),
+    **dict.fromkeys(("engine", "host", "boot_id", "name", "layout", "stop_requested_by", "phase"), _TEXT),
+    **dict.fromkeys(("world_size", "steps", "exit_code", "last_step"), _WHOLE),
+    "rehearsal": (bool,),
+    "ranks_by_phase": (dict,),
+}
+_OPTIONAL = frozenset({"started", "ended", "heartbeat", "stop_requested_by", "steps", "exit_code", "last_step"})
+
+
+def _check_kinds(known: Mapping[str, object]) -> None:
+    for name, value in known.items():
+        fits = isinstance(value, _PLAIN[name]) and (name == "rehearsal" or not isinstance(value, bool))
+        if not fits and not (value is None and name in _OPTIONAL):
+            raise ValueError(f"status.json: {name} is {value!r}")
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = document.get(name)
+    if not isinstance(table, dict):
+        raise ValueError(f"status.json: {name} is not an object")
+    return table
+
+
+def _failure(table: Any) -> FirstFailure:
+    if not isinstance(table, dict) or not isinstance(table.get("code"), str):
+        raise ValueError("status.json: first_failure is not an object with a code")
+    names = ("rank", "signal", "exit_code", "error", "traceback")
+    others = tuple((int(rank), str(line)) for rank, line in table.get("others") or ())
+    return FirstFailure(code=table["code"], **{name: table.get(name) for name in names}, others=others)
