@@ -107,11 +107,11 @@ def heat_spec(theme: Theme) -> Spec:
     return _spec([image, chosen], theme=theme, height=220)
 
 
-def _bar_layer(x: Spec, *, key: str, size: float) -> Spec:
+def _bar_layer(x: Spec, *, key: str) -> Spec:
     """Segments from x to x2 in the row `row`, each with its own fill and outline."""
     return {
         "transform": _of_kind(key),
-        "mark": {"type": "bar", "height": size, "strokeWidth": 1},
+        "mark": {"type": "bar", "height": {"band": 0.74}, "strokeWidth": 1},
         "encoding": {
             "x": x,
             "x2": {"field": "x2"},
@@ -152,7 +152,7 @@ def phases_spec(theme: Theme, num_rows: int) -> Spec:
         "axis": {"title": t("Seconds a step, mean of the window"), "grid": True, "tickCount": 6},
         "scale": {"zero": True, "nice": False},
     }
-    return _spec([_bar_layer(x, key="bar", size=0.8 * ROW_PX)], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar")], theme=theme, height=num_rows * ROW_PX)
 
 
 @cache
@@ -169,7 +169,7 @@ def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
     }
     numbers = _texts({**x, "axis": None}, key="number", theme=theme, align="center", fontSize=12)
     numbers["encoding"]["color"] = {"field": "fill", "type": "nominal", "scale": None, "legend": None}
-    return _spec([_bar_layer(x, key="bar", size=0.8 * ROW_PX), numbers], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar"), numbers], theme=theme, height=num_rows * ROW_PX)
 
 
 @cache
@@ -218,4 +218,4 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
         "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": ui["bad"]},
         "encoding": {"x": x},
     }
-    return _spec([_bar_layer(x, key="bar", size=0.7 * ROW_PX), predicted, limit], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar"), predicted, limit], theme=theme, height=num_rows * ROW_PX)

@@ -1,0 +1,208 @@
+"""The pipeline timeline: one lane a stage, a bar an action, the bubble hollow behind, microbatches in flight below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from tpdpdash.charts.canvas import box_layer, finish, path_layer, text_layer, y_sheet
+from tpdpdash.charts.palette import Theme, phase_colors, phase_label, ui_colors
+from tpdpdash.text import t
+
+MAX_MARKS = 2000
+"""Bars of one timeline; a longer step is shown in windows."""
+MAX_LANES = 16
+LANE, BAR, BELOW, FLIGHT = 30, 24, 34, 44
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The part of a timeline that is drawn."""
+
+    bars: pd.DataFrame
+    """Rows that are drawn."""
+    lanes: tuple[int, ...]
+    """Stages that are drawn."""
+    start_s: float
+    """Left edge, seconds since the step began."""
+    end_s: float
+    """Right edge."""
+    num_windows: int
+    """How many windows the whole step takes."""
+
+
+def window_of(bars: pd.DataFrame, total_s: float, *, index: int = 0, max_marks: int = MAX_MARKS) -> Window:
+    """Window `index` of a timeline (columns lane, kind, label, start_s, end_s) with at most `max_marks` bars.
+
+    Above 16 stages the first, the last and evenly spaced ones between are kept, so that the fill and the drain
+    of the pipeline stay visible.
+    """
+    lanes = spread(sorted(int(lane) for lane in bars["lane"].unique()), MAX_LANES)
+    kept = bars[bars["lane"].isin(lanes)].sort_values("start_s", kind="stable").reset_index(drop=True)
+    # Neighbouring windows both draw the bars that cross their border, at most one or two a lane.
+    room = max(1, max_marks - 2 * len(lanes))
+    num_windows = max(1, -(-len(kept) // room))
+    if num_windows == 1:
+        return Window(bars=kept, lanes=lanes, start_s=0.0, end_s=total_s, num_windows=1)
+    index = min(max(index, 0), num_windows - 1)
+    first = kept["start_s"].iloc[index * room] if index else 0.0
+    last = index == num_windows - 1
+    end = total_s if last else float(kept["start_s"].iloc[(index + 1) * room])
+    inside = kept[(kept["end_s"] > first) & (kept["start_s"] < end)]
+    clipped = inside.assign(start_s=inside["start_s"].clip(lower=first), end_s=inside["end_s"].clip(upper=end))
+    return Window(bars=clipped, lanes=lanes, start_s=float(first), end_s=end, num_windows=num_windows)
+
+
+def spread(values: Sequence[int], limit: int) -> tuple[int, ...]:
+    """At most `limit` of the values: first, last and evenly spaced ones between."""
+    if len(values) <= limit:
+        return tuple(values)
+    step = (len(values) - 1) / (limit - 1)
+    return tuple(values[round(i * step)] for i in range(limit))
+
+
+def timeline(
+    window: Window,
+    theme: Theme,
+    *,
+    lane_names: Sequence[str] = (),
+    pipeline_end_s: float,
+    in_flight: pd.DataFrame | None = None,
+    in_flight_note: str = "",
+    in_flight_name: str = "",
+) -> Any:
+    """The chart. `in_flight` (columns t_s, count) is drawn below for one stage; lanes end at `pipeline_end_s`."""
+    rows = {lane: i for i, lane in enumerate(window.lanes)}
+    lanes_height = LANE * len(rows)
+    height = lanes_height + (BELOW + FLIGHT if in_flight is not None else 4)
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[window.start_s, window.end_s], nice=False, zero=False),
+        axis=alt.Axis(title=t("Seconds since the step began"), grid=False, tickCount=8),
+    )
+    layers = [_bubbles(window, rows, x, height, theme, pipeline_end_s)]
+    layers += _bars(window, rows, x, height, theme)
+    layers.append(_lane_names(rows, lane_names, height, theme))
+    if in_flight is not None and len(in_flight):
+        layers += _flight_layers(in_flight, window, x, height, theme, in_flight_note, in_flight_name)
+    description = t(
+        "Timeline of {lanes} pipeline stages: {bars} actions between {start:.3g} s and {end:.3g} s.",
+        lanes=len(rows), bars=len(window.bars), start=window.start_s, end=window.end_s,
+    )  # fmt: skip
+    chart = finish(layers, height=height, theme=theme, description=description)
+    return chart.properties(padding={"left": 66, "right": 8, "top": 4, "bottom": 4})
+
+
+def _bubbles(window: Window, rows: dict[int, int], x: Any, height: int, theme: Theme, end_s: float) -> Any:
+    """Each lane's whole pipeline time, hollow: what no action covers is the bubble."""
+    bubble = phase_colors(theme)["bubble"]
+    table = pd.DataFrame(
+        {
+            "x": window.start_s,
+            "x2": min(max(end_s, window.start_s), window.end_s),
+            "y": [row * LANE + 2 for row in rows.values()],
+            "y2": [row * LANE + 2 + BAR for row in rows.values()],
+            "fill": bubble.fill,
+            "outline": bubble.outline,
+        }
+    )
+    return box_layer(table, x=x, height=height)
+
+
+def _bars(window: Window, rows: dict[int, int], x: Any, height: int, theme: Theme) -> list[Any]:
+    colors, ui = phase_colors(theme), ui_colors(theme)
+    bars = window.bars
+    if not len(bars):
+        return []
+    top = bars["lane"].map(rows) * LANE + 2
+    table = pd.DataFrame(
+        {
+            "x": bars["start_s"], "x2": bars["end_s"], "y": top, "y2": top + BAR,
+            "fill": bars["kind"].map({kind: color.fill for kind, color in colors.items()}),
+            "outline": ui["card"], "text": bars["label"].astype(str),
+            "color": bars["kind"].map({kind: color.on for kind, color in colors.items()}),
+            "stage": bars["lane"], "phase": bars["kind"].map(phase_label),
+            "seconds": bars["end_s"] - bars["start_s"],
+        }
+    )  # fmt: skip
+    tips = [
+        alt.Tooltip("stage:Q", title=t("stage")),
+        alt.Tooltip("phase:N", title=t("phase")),
+        alt.Tooltip("text:N", title=t("microbatch")),
+        alt.Tooltip("x:Q", title=t("starts at, s"), format=".4~g"),
+        alt.Tooltip("seconds:Q", title=t("takes, s"), format=".4~g"),
+    ]
+    span = max(window.end_s - window.start_s, 1e-12)
+    labels = table[table["text"] != ""].assign(
+        x=(table["x"] + table["x2"]) / 2, y=top + BAR / 2, share=table["seconds"] / span
+    )
+    layers = [box_layer(table, x=x, height=height, stroke_width=0.7, tooltip=tips)]
+    if len(labels):
+        texts = text_layer(labels, x=x, height=height, baseline="middle", fontSize=12)
+        # Only numbers that fit their bar are drawn: 7 px a digit and a little air.
+        layers.append(texts.transform_filter("datum.share * width > 7 * length(datum.text) + 3"))
+    return layers
+
+
+def _lane_names(rows: dict[int, int], names: Sequence[str], height: int, theme: Theme) -> Any:
+    ui = ui_colors(theme)
+    texts = [names[lane] if lane < len(names) else t("stage {stage}", stage=lane) for lane in rows]
+    table = pd.DataFrame({"y": [row * LANE + 2 + BAR / 2 for row in rows.values()], "text": texts, "color": ui["text"]})
+    return _left_text(table, height)
+
+
+def _left_text(table: pd.DataFrame, height: int) -> Any:
+    """Names at the left of the sheet, in its padding."""
+    return (
+        alt.Chart(table)
+        .mark_text(align="right", baseline="middle", dx=-8)
+        .encode(
+            x=alt.value(0),
+            y=y_sheet("y", height),
+            text="text:N",
+            color=alt.Color("color:N", scale=None, legend=None),
+            tooltip=alt.value(None),
+        )
+    )
+
+
+def _flight_layers(
+    in_flight: pd.DataFrame, window: Window, x: Any, height: int, theme: Theme, note: str, name: str
+) -> list[Any]:
+    """Microbatches whose activations one stage keeps, as a stepped area under the lanes."""
+    colors, ui = phase_colors(theme), ui_colors(theme)
+    bottom, most = height - 2, max(1, int(in_flight["count"].max()))
+    shown = in_flight[(in_flight["t_s"] >= window.start_s) & (in_flight["t_s"] <= window.end_s)]
+    starts = shown["t_s"].to_list()
+    table = pd.DataFrame(
+        {
+            "x": starts, "x2": [*starts[1:], window.end_s], "y2": bottom,
+            "y": bottom - shown["count"].to_numpy() * (FLIGHT - 6) / most,
+            "fill": colors["recompute"].fill, "outline": "transparent", "count": shown["count"],
+        }
+    )  # fmt: skip
+    tips = [alt.Tooltip("count:Q", title=t("microbatches in flight")), alt.Tooltip("x:Q", title=t("from, s"))]
+    corners = [
+        {"x": px, "y": row["y"], "order": 2 * i + j, "path": "edge", "color": colors["recompute"].outline}
+        for i, row in enumerate(table.to_dict("records"))
+        for j, px in enumerate((row["x"], row["x2"]))
+    ]
+    top = height - FLIGHT
+    names = pd.DataFrame(
+        [
+            {"y": top + 8, "text": t("in flight"), "color": ui["text"]},
+            {"y": top + 24, "text": name, "color": ui["muted"]},
+        ]
+    )
+    notes = pd.DataFrame([{"x": window.end_s, "y": top - 7, "text": note, "color": ui["muted"]}])
+    area = box_layer(table, x=x, height=height, stroke_width=0, tooltip=tips)
+    return [
+        area.encode(fillOpacity=alt.value(0.28)),
+        path_layer(pd.DataFrame(corners), x=x, height=height, strokeWidth=1.5),
+        _left_text(names, height),
+        text_layer(notes, x=x, height=height, align="right", baseline="middle"),
+    ]
