@@ -4,7 +4,7 @@ import streamlit as st
 
 from tpdpdash.ui import access, shell, state
 
-st.set_page_config(page_title="tpdpdash", page_icon=":material/hub:", layout="wide")
+st.set_page_config(page_title="tpdpdash", page_icon=":material/hub:", layout="wide", initial_sidebar_state=230)
 shell.mark_shell()
 page = shell.build_navigation()
 state.restore()

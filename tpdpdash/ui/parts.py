@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpdpdash.cluster.nvml import Detection
 
 MAX_LITERAL_CHARS = 120
+MIN_CARD_PX = 150
 GB = 1e9
 
 # ------------------------------------------------------------------------- text that came from outside
@@ -68,9 +69,9 @@ def _csv_cell(value: object) -> object:
 
 def page_head(title: str, question: str, chip: str = "") -> DeltaGenerator:
     """Title, the page's question in grey, an optional chip; returns the place at its right for actions."""
-    row = st.container(horizontal=True, vertical_alignment="center", key="page-head")
-    text = f"# {title} :gray[:small[{question}]]" if question else f"# {title}"
-    row.markdown(f"{text} {chip}".rstrip(), width="stretch")
+    row = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    row.title(title, anchor=False, width="content")
+    row.markdown(f":gray[{question}] {chip}".rstrip(), width="stretch")
     return row.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center", width="content")
 
 
@@ -132,28 +133,29 @@ class Metric:
 
 def cards(metrics: Sequence[Metric]) -> None:
     """The metrics side by side; in pairs on a narrow window."""
-    with st.container(horizontal=True, vertical_alignment="distribute", key="cards"):
-        for metric in metrics:
-            value = f"{metric.value} :small[:gray[{metric.unit}]]" if metric.unit else metric.value
-            st.metric(
-                metric.label,
-                value,
-                metric.note or None,
-                delta_color="off",
-                delta_arrow="off",
-                border=True,
-                help=metric.help or None,
-                height="stretch",
-                chart_data=list(metric.trend) if metric.trend and len(metric.trend) > 1 else None,
-            )
+    grid = st.grid(columns=len(metrics), min_column_width=MIN_CARD_PX)
+    for metric in metrics:
+        value = f"{metric.value} :small[:gray[{metric.unit}]]" if metric.unit else metric.value
+        grid.metric(
+            metric.label,
+            value,
+            None,
+            delta_color="blue",
+            delta_description=metric.note or None,
+            border=True,
+            help=metric.help or None,
+            height="stretch",
+            chart_data=list(metric.trend) if metric.trend and len(metric.trend) > 1 else None,
+        )
 
 
 @contextmanager
 def card(title: str, caption: str = "", *, key: str | None = None) -> Iterator[DeltaGenerator]:
     """A bordered container with a title, a grey caption, and a place at its right for controls (what is yielded)."""
     with st.container(border=True, key=key, height="stretch"):
-        head = st.container(horizontal=True, vertical_alignment="center")
-        head.markdown(f"### {title} :gray[:small[{caption}]]" if caption else f"### {title}", width="stretch")
+        head = st.container(horizontal=True, vertical_alignment="center", gap="small")
+        head.subheader(title, anchor=False, width="content")
+        head.caption(caption, width="stretch")
         yield head.container(horizontal=True, horizontal_alignment="right", width="content")
 
 
