@@ -1,0 +1,45 @@
+"""The entry that torchrun starts on each rank: `python -m tpdpdash.worker --run-dir DIR [--text FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpdpdash.job import read_job
+from tpdpdash.layout.groups import coordinates
+from tpdpdash.telemetry.probe import Probe
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this rank to the end of the job. The probe starts before torch is imported: that is the first thing told."""
+    parser = argparse.ArgumentParser(prog="tpdpdash.worker", description="One rank of the built-in trainer.")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; holds job.toml")
+    parser.add_argument("--text", type=Path, default=None, help="train on this file, one token a byte")
+    options = parser.parse_args(arguments)
+    job = read_job(options.run_dir / "job.toml")
+    layout, rank = job.layout(), int(os.environ.get("RANK", "0"))
+    is_cpu = job.cluster.device.is_cpu
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    probe = Probe(
+        options.run_dir,
+        rank=rank,
+        world_size=layout.world_size,
+        local_rank=local_rank,
+        coords=coordinates(layout, rank).as_dict(),
+        backend="gloo" if is_cpu else "nccl",
+        device="cpu" if is_cpu else f"cuda:{local_rank}",
+    )
+    probe.event("importing")
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from tpdpdash.worker.session import run_rank
+
+    record(run_rank)(job, layout, options.text, probe)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""One step without a pipeline: forward and backward of each microbatch in turn, gradients summed.
+
+Losses are divided by what they are averaged over before backward, here and in worker.pipeline, so that gradients are
+only ever summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from tpdpdash.telemetry.probe import Probe
+from tpdpdash.worker.transformer import Stage
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits, targets) → the microbatch's share of the loss."""
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets of one replica's step, each (sequences, tokens)."""
+
+
+class Runner(Protocol):
+    """Runs all microbatches of one step on this rank's stage."""
+
+    def __call__(self, batch: Batch | None) -> list[torch.Tensor]:
+        """The loss shares on the last stage, else none. `batch` is needed on the first and the last stage."""
+
+
+class Accumulation:
+    """pp = 1."""
+
+    def __init__(self, stage: Stage, *, num_microbatches: int, loss_function: LossFunction, probe: Probe) -> None:
+        self._stage, self._num_microbatches = stage, num_microbatches
+        self._loss_function, self._probe = loss_function, probe
+
+    def __call__(self, batch: Batch | None) -> list[torch.Tensor]:
+        """The loss share of each microbatch."""
+        if batch is None:
+            raise ValueError("batch is None; the only stage needs one")
+        probe, losses = self._probe, []
+        inputs, targets = (part.chunk(self._num_microbatches) for part in batch)
+        for microbatch, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
+            with probe.action("F", 0, microbatch):
+                with probe.phase("forward"):
+                    logits = self._stage(tokens)
+                loss = self._loss_function(logits, target)
+            with probe.action("B", 0, microbatch), probe.phase("backward"):
+                loss.backward()
+                losses.append(loss.detach())
+        return losses

@@ -1,0 +1,107 @@
+"""One rank's life: connect, build, train, leave."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import Job
+from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.rules import check_layout
+from tpdpdash.model.spec import ModelSpec
+from tpdpdash.telemetry.probe import Probe
+from tpdpdash.training import Training
+from tpdpdash.worker.data import SyntheticTokens, TextTokens, Tokens
+from tpdpdash.worker.groups import make_groups
+from tpdpdash.worker.train import SEED, Place, Trainer
+
+DEFAULT_STEPS = 20
+"""Steps of a run whose job does not say."""
+START_TIMEOUT = timedelta(seconds=300)
+"""While ranks import and build at their own pace: many ranks on few cores take minutes."""
+STEP_TIMEOUT = timedelta(seconds=60)
+"""After the first step: a rank that is silent for so long is gone."""
+
+
+def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
+    """Train the job on this rank to its end. Raises InvalidInputError with all that the worker cannot run."""
+    training = replace(job.training, framework="builtin")
+    refuse(job, layout, training)
+    tokens = open_tokens(job.model, training, text)
+    device = open_device(job.cluster.device.is_cpu)
+    probe.event("connecting")
+    connect(device, layout.world_size)
+    probe.event("building")
+    groups = make_groups(layout, dist.get_rank())
+    trainer = Trainer(job.model, training, layout, Place(groups=groups, device=device, probe=probe), tokens)
+    for number in range(1, (training.steps or DEFAULT_STEPS) + 1):
+        with probe.step(number) as step:
+            loss = trainer.step(number)
+            step.tokens = trainer.tokens_per_step
+            if loss is not None:
+                with probe.phase("loss"):
+                    step.loss = loss.item()
+            if device.type == "cuda":
+                step.memory_bytes = torch.cuda.memory_allocated(device)
+                step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+        if number == 1:
+            shorten_timeout([groups.tp, groups.pp, groups.dp])
+    dist.barrier()  # a rank that leaves early looks to its peers like one that died
+    dist.destroy_process_group()
+    probe.close()
+
+
+def refuse(job: Job, layout: Layout, training: Training) -> None:
+    """Raise InvalidInputError when the built-in worker cannot run the job, or torchrun started another world."""
+    faults = check_layout(job.model, training, job.cluster, layout)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != layout.world_size:
+        values = {"needed": layout.world_size}
+        faults.append(Fault(code="builtin_world_size", field="WORLD_SIZE", value=started, values=values))
+    if faults:
+        raise InvalidInputError(faults)
+
+
+def open_tokens(model: ModelSpec, training: Training, text: Path | None) -> Tokens:
+    """The source of tokens: the text, or synthetic ones."""
+    if text is not None:
+        return TextTokens(text, vocab_size=model.vocab_size, seq_len=training.seq_len)
+    return SyntheticTokens(vocab_size=model.vocab_size, seq_len=training.seq_len, seed=SEED)
+
+
+def open_device(is_cpu: bool) -> torch.device:
+    """This rank's device. Ranks on CPU take one thread each, since they share the cores."""
+    if is_cpu:
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    local_rank, num_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= num_devices:
+        values = {"available": num_devices}
+        raise InvalidInputError([Fault(code="builtin_no_device", field="LOCAL_RANK", value=local_rank, values=values)])
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def connect(device: torch.device, world_size: int) -> None:
+    """Join the default process group: gloo on CPU, NCCL on GPUs."""
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=START_TIMEOUT, device_id=device)
+        # Backward runs in this thread, so that its collectives nest in the region that the probe has open.
+        torch.autograd.set_multithreading_enabled(False)
+    else:
+        dist.init_process_group("gloo", timeout=START_TIMEOUT)
+    if dist.get_world_size() != world_size:
+        raise RuntimeError(f"world size is {dist.get_world_size()}; the layout needs {world_size}")
+
+
+def shorten_timeout(groups: list[dist.ProcessGroup | None]) -> None:
+    """From now on a silent peer is an error after STEP_TIMEOUT."""
+    for group in (None, *(group for group in groups if group is not None)):
+        dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
