@@ -6,16 +6,21 @@ No thread is started here and none calls streamlit: readers are refreshed by who
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, write_job
+from tpdpdash.ui import state
 
 if TYPE_CHECKING:
     from tpdpdash.cluster.nvml import Detection
+    from tpdpdash.cluster.spec import ClusterSpec
     from tpdpdash.cost.estimate import Estimate
     from tpdpdash.search.plan import Plan
+    from tpdpdash.ui.state import JobState
 
 PLANS_KEPT = 16
 ESTIMATES_KEPT = 128
@@ -60,3 +65,29 @@ def detection() -> Detection:
     from tpdpdash.cluster.nvml import detect_devices
 
     return detect_devices(os.environ)
+
+
+def device_names() -> tuple[str, ...]:
+    """What a cluster can be described with: this machine, then the catalogue."""
+    from tpdpdash.cluster import catalogue
+
+    return ("local", *catalogue.device_names())
+
+
+def local_cluster() -> ClusterSpec:
+    """What estimates use for this machine."""
+    return _cluster({"device": "local"})
+
+
+def described_cluster(view: JobState) -> ClusterSpec:
+    """The cluster of the view. Raises InvalidInputError with every fault."""
+    return _cluster(state.cluster_table(view))
+
+
+def _cluster(table: Mapping[str, object]) -> ClusterSpec:
+    from tpdpdash.cluster.describe import cluster_from_fields
+
+    spec, found, _ = cluster_from_fields(table, detection)
+    if spec is None or found:
+        raise InvalidInputError(found)
+    return spec

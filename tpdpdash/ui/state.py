@@ -7,7 +7,7 @@ Without any, as after a click on another screen, this tab's last view is put bac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -167,6 +167,22 @@ def _take(name: str) -> None:
     update(**{name: st.session_state[f"view-{name}"]})
 
 
+def choice(name: str, options: Sequence[str], default: str) -> dict[str, Any]:
+    """The same for a choice of one page that stands in the address only: `show=described`. Give `options` too."""
+    key = f"choice-{name}"
+    asked = st.query_params.get(name, default)
+    st.session_state[key] = asked if asked in options else default
+
+    def take() -> None:
+        chosen = st.session_state[key]
+        if chosen == default:
+            st.query_params.pop(name, None)
+        elif chosen is not None:
+            st.query_params[name] = chosen
+
+    return {"options": options, "key": key, "on_change": take}
+
+
 def chosen_run() -> str | None:
     """The run in the address, or the one this tab looked at last."""
     run = st.query_params.get(_RUN) or st.session_state.get(_RUN)
@@ -227,7 +243,6 @@ def pins_of_code(code: str) -> dict[str, object]:
 
 def tables(view: JobState, layout: Mapping[str, object]) -> dict[str, object]:
     """The view as the tables of a Job file."""
-    cluster = {"device": view.device, "nodes": view.nodes, "devices_per_node": view.gpus}
     training = {
         "seq_len": view.seq,
         "global_batch_size": view.batch,
@@ -236,13 +251,24 @@ def tables(view: JobState, layout: Mapping[str, object]) -> dict[str, object]:
         "precision": view.precision,
         "framework": view.framework,
     }
-    links = {} if view.network is None else {"links": {"network_gb_per_s": view.network}}
     return {
         "model": uploads.model_table(view.model),
-        "cluster": {**_given(cluster), **_given({"price_per_device_hour": view.price}), **links},
+        "cluster": cluster_table(view),
         "training": _given(training),
         "layout": dict(layout),
     }
+
+
+def cluster_table(view: JobState) -> dict[str, object]:
+    """The [cluster] table of the view."""
+    table = {
+        "device": view.device,
+        "nodes": view.nodes,
+        "devices_per_node": view.gpus,
+        "price_per_device_hour": view.price,
+        "links": None if view.network is None else {"network_gb_per_s": view.network},
+    }
+    return _given(table)
 
 
 def _given(table: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,187 @@
+"""What Cluster shows, as rows of text and numbers: devices with their live readings, and figures with their source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tpdpdash.text import fault_text, t
+from tpdpdash.ui.parts import Metric, cpu_line, literal, plain
+from tpdpdash.units import (
+    GIB,
+    UNKNOWN,
+    format_bandwidth,
+    format_flops,
+    format_memory,
+    format_memory_of,
+    format_money,
+    format_share,
+    format_time,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tpdpdash.cluster.nvml import DetectedDevice, Detection
+    from tpdpdash.cluster.spec import ClusterSpec, FigureSource
+
+UUID_CHARS = 12
+
+
+def unknown(value: float | None, pattern: str) -> str:
+    """A reading in its form, or *unknown*: never 0, never blank."""
+    return t(UNKNOWN) if value is None else pattern.format(value)
+
+
+def here_sentence(detection: Detection) -> tuple[str, str]:
+    """What is here: the sentence and the quieter second line (markdown)."""
+    host = detection.host
+    cpu = cpu_line(host.cores, host.total_bytes)
+    if not detection.devices:
+        why = t("No NVIDIA driver here") if detection.problem is None else literal(fault_text(detection.problem))
+        plan = t("You can plan for any cluster, and rehearse on the CPU.")
+        is_missing = detection.problem is None or detection.problem.code == "no_driver"
+        if is_missing:
+            return t("**No NVIDIA driver here: {cpu}.** {plan}", cpu=cpu, plan=plan), ""
+        return t("**{why}.** {cpu}. {plan}", why=why.rstrip("."), cpu=cpu, plan=plan), ""
+    kinds: dict[str, int] = {}
+    for device in detection.devices:
+        name = device.name or t("a GPU that is lost")
+        kinds[name] = kinds.get(name, 0) + 1
+    listed = ", ".join(f"{count} × {literal(name)}" for name, count in kinds.items())
+    hidden = sum(not device.visible for device in detection.devices)
+    lost = [str(device.index) for device in detection.devices if device.lost]
+    notes = [t("Driver {version}", version=literal(detection.driver_version or t(UNKNOWN))), cpu]
+    if hidden:
+        notes.append(t("{count} hidden by CUDA\\_VISIBLE\\_DEVICES", count=hidden))
+    if lost:
+        notes.append(t("lost: GPU {index}", index=", ".join(lost)))
+    if detection.problem is not None:
+        notes.append(literal(fault_text(detection.problem)))
+    return f"**{listed}.**", ". ".join(notes) + "."
+
+
+def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
+    """A row a GPU; a field that is not reported reads *unknown*."""
+    return [
+        {
+            t("GPU"): str(device.index),
+            t("Model"): plain(device.name or (t("lost") if device.lost else t(UNKNOWN))),
+            "UUID": plain(device.uuid)[:UUID_CHARS] + "…" if device.uuid else t(UNKNOWN),
+            t("Used"): _used_share(device),
+            t("Memory"): _memory_text(device),
+            t("Load"): t(UNKNOWN) if device.utilisation_frac is None else f"{100 * device.utilisation_frac:.0f} %",
+            t("Power"): unknown(device.power_w, "{:.0f} W"),
+            t("Temperature"): unknown(device.temperature_c, "{:.0f} °C"),
+            t("Links"): unknown(device.nvlink_links, "{:.0f} NVLinks"),
+        }
+        for device in devices
+    ]
+
+
+def _used_share(device: DetectedDevice) -> float | None:
+    if device.used_bytes is None or not device.total_bytes:
+        return None
+    return device.used_bytes / device.total_bytes
+
+
+def _memory_text(device: DetectedDevice) -> str:
+    if device.total_bytes is None:
+        return t("not reported by the driver")
+    if device.used_bytes is None:
+        return t("unknown of {total}", total=format_memory(device.total_bytes))
+    return format_memory_of(device.used_bytes, device.total_bytes)
+
+
+def live_metrics(detection: Detection) -> list[Metric]:
+    """What the devices hold and draw in all; a sum says how many reported."""
+    devices = detection.devices
+    totals = [d.total_bytes for d in devices if d.total_bytes is not None]
+    powers = [d.power_w for d in devices if d.power_w is not None]
+    free = [d.free_bytes for d in devices if d.free_bytes is not None]
+    return [
+        Metric(label=t("GPUs"), value=str(len(devices)), note=t("{n} visible", n=sum(d.visible for d in devices))),
+        _sum_metric(t("Memory"), totals, len(devices), GIB, "GiB"),
+        _sum_metric(t("Free now"), free, len(devices), GIB, "GiB"),
+        _sum_metric(t("Power"), powers, len(devices), 1.0, "W"),
+    ]
+
+
+def _sum_metric(label: str, values: list[float], count: int, factor: float, unit: str) -> Metric:
+    if not values:
+        return Metric(label=label, value=t(UNKNOWN), note=t("none of {count} reports it", count=count))
+    note = t("all report") if len(values) == count else t("{n} of {count} report", n=len(values), count=count)
+    return Metric(label=label, value=f"{sum(values) / factor:,.0f}", unit=unit, note=note)
+
+
+def spec_metrics(cluster: ClusterSpec) -> list[Metric]:
+    """A described cluster in six cards."""
+    device = cluster.device
+    peak = device.peak_flops_per_s.get("bf16") or device.peak_flops_per_s.get("fp16")
+    kind = t("bf16 dense") if "bf16" in device.peak_flops_per_s else t("fp16 dense")
+    price = cluster.price_per_device_hour
+    return [
+        Metric(
+            label=t("Devices"),
+            value=f"{cluster.world_size:,}",
+            note=t("{nodes} × {per_node}", nodes=f"{cluster.nodes:,}", per_node=cluster.devices_per_node),
+        ),
+        Metric(
+            label=t("Usable memory"),
+            value=f"{device.usable_bytes / GIB:,.1f}",
+            unit=t("GiB each"),
+            note=t("nominal {memory}", memory=format_memory(device.memory_bytes)),
+        ),
+        Metric(label=t("Peak, {kind}", kind=kind), value=format_flops(peak), note=t("each")),
+        Metric(
+            label=plain(cluster.scale_up.name),
+            value=format_bandwidth(cluster.scale_up.bytes_per_s),
+            note=t("each, one direction, {n} devices", n=cluster.scale_up_domain_size),
+        ),
+        Metric(
+            label=plain(cluster.network.name),
+            value=format_bandwidth(cluster.network.bytes_per_s),
+            note=t("each, one direction"),
+        ),
+        Metric(
+            label=t("Price"),
+            value=t(UNKNOWN) if price is None else format_money(price),
+            note=t("no cost is shown") if price is None else t("per device and hour"),
+        ),
+    ]
+
+
+def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
+    """Every figure that estimates use, its value, and where it comes from."""
+    import pandas as pd
+
+    device = cluster.device
+    peaks = {f"peak_{name}": format_flops(value) for name, value in device.peak_flops_per_s.items()}
+    shown = {
+        "memory_bytes": (t("Memory, nominal"), format_memory(device.memory_bytes)),
+        "usable_bytes": (t("Memory, usable"), format_memory(device.usable_bytes)),
+        "memory_bytes_per_s": (t("Memory bandwidth"), format_bandwidth(device.memory_bytes_per_s)),
+        **{key: (t("Peak {name}, dense", name=key.removeprefix("peak_")), text) for key, text in peaks.items()},
+        "power_w": (t("Power limit"), unknown(device.power_w, "{:,.0f} W")),
+        "gemm_efficiency": (t("Reached by large matrix products"), format_share(device.gemm_efficiency)),
+        "gemm_half_k": (t("Inner size at half of that"), f"{device.gemm_half_k:,.0f}"),
+        "attention_efficiency": (t("Reached by fused attention"), format_share(device.attention_efficiency)),
+        "memory_efficiency": (t("Reached by element-wise operators"), format_share(device.memory_efficiency)),
+        "launch_s": (t("Launch of one kernel"), format_time(device.launch_s)),
+        "overhead_bytes": (t("Context and workspaces"), format_memory(device.overhead_bytes)),
+    }
+    rows = [(name, value, *_origin(_source_of(device.sources, key))) for key, (name, value) in shown.items()]
+    for link, where in ((cluster.scale_up, t("inside a domain")), (cluster.network, t("between domains"))):
+        name = f"{plain(link.name)}, {where}"
+        rows.append((name, format_bandwidth(link.bytes_per_s), *_origin(link.source)))
+        rows.append((t("{name}: latency", name=name), format_time(link.latency_s), "", ""))
+        rows.append((t("{name}: reached by large messages", name=name), format_share(link.efficiency), "", ""))
+    return pd.DataFrame(rows, columns=[t("Figure"), t("Value"), t("From"), t("Source")])
+
+
+def _source_of(sources: Any, key: str) -> FigureSource | None:
+    """The source of a field; the peaks share one where each has none of its own."""
+    return sources.get(key) or (sources.get("peak_flops_per_s") if key.startswith("peak_") else None)
+
+
+def _origin(source: FigureSource | None) -> tuple[str, str]:
+    return (t(source.kind), plain(source.source)) if source else ("", "")
