@@ -43,8 +43,116 @@ FAULT_TEXTS: dict[str, str] = {
     # model
     # cluster
     # layout
+    "rank_order_empty": "{field} is empty; give an order of {names}",
+    "rank_order_unknown_name": "{field} is {value}: {token} is no degree; use {names}; nearest: {nearest}",
+    "rank_order_repeated_name": "{field} is {value}: {token} stands there more than once",
+    "rank_order_missing_name": "{field} is {value}: it leaves out {token}, whose degree is {degree}",
+    "rank_order_pp_not_last": "{field} is {value}: with pp not last, dense and expert layers need the same data "
+    "parallel "
+    "size, but they have {dp} and {expert_dp}; nearest: {nearest}",
+    "world_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by {product} ({degrees}); "
+    "nearest: {nearest}; smallest world size for these degrees: {min_world_size}, next: {nearest_world_size}",
+    "dp_not_world": "{field} is {value}: the world size {world_size} over tp·cp·pp = {product} leaves dp {nearest}",
+    "expert_grid_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by the expert grid "
+    "{product} ({degrees}); nearest: {nearest}",
+    "mesh_product": "{field} is {value}, but the mesh has {degrees} = {product} ranks",
+    "mesh_ep_not_divisor": "{field} is {value}; it must divide dp_shard·cp·tp = {product}; nearest: {nearest}",
+    "heads_not_divisible": "{field} is {value}; it must divide the {heads} attention heads; legal: {legal}; "
+    "nearest: {nearest}; as many devices as pipeline stages instead: {pp_instead}",
+    "kv_heads_not_divisible": "{field} is {value}; it must divide the {kv_heads} key/value heads, for this framework "
+    "keeps no copies of them; legal: {legal}; nearest: {nearest}",
+    "kv_heads_not_replicable": "{field} is {value}; it must divide the {kv_heads} key/value heads or be a multiple of "
+    "them; legal: {legal}; nearest: {nearest}",
+    "ffn_not_divisible": "{field} is {value}; it must divide ffn_hidden_size = {ffn_hidden_size}; legal: {legal}; "
+    "nearest: {nearest}",
+    "shared_ffn_not_divisible": "{field} is {value}; it must divide the shared experts' width "
+    "{shared_ffn_hidden_size}; legal: {legal}; nearest: {nearest}",
+    "no_experts": "{field} is {value}, but the model has no experts; nearest: {nearest}",
+    "experts_not_divisible": "{field} is {value}; it must divide the {experts} experts; nearest: {nearest}",
+    "expert_ffn_not_divisible": "{field} is {value}; it must divide moe_ffn_hidden_size = {moe_ffn_hidden_size}; "
+    "nearest: {nearest}",
+    "experts_need_sequence_parallel": "{field} is {value}; with ep {ep} and tp {tp} the experts need it; "
+    "nearest: {nearest}",
+    "degree_not_in_framework": "{field} is {value}, but {framework} has no such parallelism; nearest: {nearest}",
+    "shard_size_not_divisor": "{field} is {value}; it must divide dp = {dp}; nearest: {nearest}",
+    "zero_with_pipeline": "{field} is {value}; {framework} runs a pipeline (pp {pp}) with ZeRO 0 or 1 only; "
+    "nearest: {nearest}",
+    "zero_not_in_framework": "{field} is {value}; {framework} has ZeRO 0 and 1 only; nearest: {nearest}",
+    "precision_not_on_device": "{field} is {value}, which {device} does not support; legal: {legal}; nearest: "
+    "{nearest}",
+    "layers_not_divisible": "{field} is {value}; it must divide the {units} layers; nearest: {nearest}, or give "
+    "layers_per_stage, for instance {split}",
+    "stage_pin_without_pipeline": "{field} is {value}, but pp is 1: there is one stage, which has all layers",
+    "stage_layers_left_over": "{field} is {value}: the {left} layers left over do not divide over the {stages_left} "
+    "stages left over; nearest: {nearest}",
+    "more_stages_than_layers": "{field} is {value}, but the model has {num_layers} layers; nearest: {nearest}",
+    "stage_entries_not_pp": "{field} is {value}: {entries} entries for pp = {pp} stages; for instance {nearest}",
+    "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; "
+    "for instance {nearest}",
+    "stage_without_layers": "{field} is {value}: stage {stage} has no layer; for instance {nearest}",
+    "schedule_not_priced": "{field} is {value}, which is not built yet; use one of {choices}; nearest: {nearest}",
+    "interleaved_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
+    "pipeline_without_schedule": "{field} is {value}, but pp is {pp}; nearest: {nearest}",
+    "chunks_without_interleaving": "{field} is {value}, but schedule is {schedule}: several chunks need interleaved; "
+    "nearest: {nearest}",
+    "interleaved_needs_chunks": "{field} is {value}; an interleaved schedule needs at least 2; nearest: {nearest}",
+    "chunks_not_divisible": "{field} is {value}; it must divide the {layers} layers of stage {stage}; nearest: "
+    "{nearest}",
+    "group_size_out_of_range": "{field} is {value}; it must lie between pp = {low} and the {high} microbatches; "
+    "nearest: {nearest}; smallest global_batch_size: {nearest_batch}",
+    "group_remainder": "{field} is {value}: {microbatches} microbatches leave {remainder}, which must be 0 or at least "
+    "pp = {pp}; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "fewer_microbatches_than_stages": "{field} is {value}, but there are {microbatches} microbatches, and this "
+    "framework "
+    "hangs with fewer than stages; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "batch_not_divisible": "{field} is {value}; it must be a multiple of micro_batch_size·dp = {micro_batch_size}·{dp} "
+    "= {multiple}; nearest: {nearest}; or dp {nearest_dp}",
+    "sequence_not_divisible": "{field} is {value}; with cp {cp} and tp {tp} it must be a multiple of {multiple}; "
+    "nearest: {nearest}",
+    "sequence_beyond_positions": "{field} is {value}, but the model's position table has {rows} rows; nearest: "
+    "{nearest}",
+    "recompute_layers_unused": "{field} is {value}, but recompute is {recompute}: it goes with full "
+    "recomputation only; "
+    "nearest: recompute {nearest}",
     # run
     # worker
+    "builtin_no_context_parallel": "{field} is {value}; the built-in worker has no context parallelism; "
+    "nearest: {nearest}",
+    "builtin_no_expert_parallel": "{field} is {value}; the built-in worker has no expert parallelism; nearest: "
+    "{nearest}",
+    "builtin_no_zero": "{field} is {value}; the built-in worker runs ZeRO 0 and 1; nearest: {nearest}",
+    "builtin_no_interleaving": "{field} is {value}; the built-in worker runs gpipe and 1f1b; nearest: {nearest}",
+    "builtin_no_offload": "{field} is {value}; the built-in worker keeps everything on the device; nearest: {nearest}",
+    "builtin_no_overlap": "{field} is {value}; the built-in worker overlaps nothing; nearest: {nearest}",
+    "builtin_no_partial_shards": "{field} is {value}; the built-in worker shards over all replicas; nearest: {nearest}",
+    "builtin_no_experts": "{field} is {value}; the built-in worker builds dense layers only; nearest: {nearest}",
+    "builtin_no_mla": "{field} is {value}; the built-in worker has no multi-head latent attention; nearest: {nearest}",
+    "builtin_no_learned_positions": "{field} is {value}; the built-in worker uses rotary positions; nearest: {nearest}",
+    "builtin_only_rmsnorm": "{field} is {value}; the built-in worker builds RMSNorm only; nearest: {nearest}",
+    "builtin_only_two_norms": "{field} is {value}; the built-in worker builds two norms a layer; nearest: {nearest}",
+    "builtin_only_gated_mlp": "{field} is {value}; the built-in worker builds gated MLPs only; nearest: {nearest}",
+    "builtin_no_bias": "{field} is {value}; the built-in worker has biases on query, key and value only; "
+    "nearest: {nearest}",
+    "builtin_qk_norm": "{field} is {value}; the built-in worker knows none and head; nearest: {nearest}",
+    "builtin_no_other_value_head": "{field} is {value}; the built-in worker's value heads are as wide as its "
+    "query heads; "
+    "nearest: {nearest}",
+    "builtin_no_extra_parameters": "{field} is {value}; the built-in worker does not build them; nearest: {nearest}",
+    "builtin_vocabulary_not_divisible": "{field} is {value}; the built-in worker does not pad the vocabulary: "
+    "it must be "
+    "divisible by tp = {tp}; nearest: {nearest}",
+    "builtin_tied_over_stages": "{field} is {value}; with pp = {pp} the built-in worker cannot share the "
+    "embedding between "
+    "the first and the last stage; nearest: {nearest}",
+    "builtin_odd_head": "{field} is {value}; rotary positions need an even width; nearest: {nearest}",
+    "builtin_precision": "{field} is {value}; the built-in worker runs {choices}; nearest: {nearest}",
+    "builtin_optimizer": "{field} is {value}; the built-in worker has {choices}; nearest: {nearest}",
+    "builtin_only_full_training": "{field} is {value}; the built-in worker trains all weights; nearest: {nearest}",
+    "builtin_no_dropout": "{field} is {value}; the built-in worker has no dropout; nearest: {nearest}",
+    "builtin_world_size": "{field} is {value}; the layout needs {needed} ranks",
+    "builtin_no_device": "{field} is {value}; this machine shows {available} CUDA devices to the worker",
+    "builtin_bytes": "{field} is {value}; text is read one token a byte, which needs {nearest} or more",
+    "builtin_short_text": "{field}: {value} has {size} bytes; one sequence needs {needed}",
     # screens
     "start_token_needed": "Only the holder of the start token can launch or stop; open the address printed at start",
     "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",

@@ -1,0 +1,198 @@
+"""Rank groups: which ranks share a tensor, data, pipeline, context or expert group, for any rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.layout.grid import (
+    complete_rank_order,
+    orthogonal_groups,
+    parse_rank_order,
+    rank_order_faults,
+    unravel,
+)
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, Layout
+from tpdpdash.layout.world import expert_grid_faults, range_faults, world_faults
+
+__all__ = [
+    "DENSE_GROUPS",
+    "EXPERT_GROUPS",
+    "Coordinates",
+    "coordinates",
+    "group_of",
+    "groups_of",
+    "nodes_of",
+    "parse_rank_order",
+    "rank_groups",
+]
+
+DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "dp-cp": ("dp", "cp"),
+    "pp": ("pp",),
+    "mp(tp-pp)": ("tp", "pp"),
+    "tp-cp": ("tp", "cp"),
+    "tp-dp": ("tp", "dp"),
+    "tp-dp-cp": ("tp", "dp", "cp"),
+}
+"""Groups of the grid tp × cp × dp × pp, by Megatron's names."""
+EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "ep": ("ep",),
+    "expert-tp": ("tp",),
+    "expert-dp": ("dp",),
+    "expert-tp-ep": ("tp", "ep"),
+    "expert-mp(tp-ep-pp)": ("tp", "ep", "pp"),
+}
+"""Groups of the expert grid etp × ep × expert-dp × pp, by Megatron's names."""
+EMBEDDING_GROUPS = ("embedding", "position_embedding")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where one rank sits: its place in each of its groups."""
+
+    tp: int
+    """Place in its tensor parallel group."""
+    cp: int
+    """Place in its context parallel group."""
+    pp: int
+    """Its pipeline rank."""
+    dp: int
+    """Its replica."""
+    ep: int
+    """Place in its expert parallel group."""
+    etp: int
+    """Place in its expert tensor parallel group."""
+    edp: int
+    """Place in its expert data parallel group."""
+
+    def as_dict(self) -> dict[str, int]:
+        """By name, as telemetry records carry it."""
+        return asdict(self)
+
+
+def rank_groups(
+    *,
+    world_size: int,
+    tp: int,
+    cp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    order: str = DEFAULT_RANK_ORDER,
+) -> dict[str, list[list[int]]]:
+    """Every group of every kind, by Megatron's names. Raises InvalidInputError with all that Megatron refuses.
+
+    Source: Megatron-LM parallel_state.initialize_model_parallel; golden: rank_groups.jsonl.
+    """
+    degrees = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": tp if etp is None else etp}
+    faults = range_faults({"world_size": world_size}, prefix="") + range_faults(degrees)
+    if faults:
+        raise InvalidInputError(faults)
+    faults = world_faults(world_size, tp=tp, cp=cp, pp=pp)
+    dp = 1 if faults else world_size // (tp * cp * pp)
+    dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
+    in_order = {**dense, "ep": ep, "tp": max(tp, degrees["etp"])}
+    order_faults = rank_order_faults(order, in_order)
+    if not faults:  # a world that tp·cp·pp does not divide would only be told twice
+        checked = "" if order_faults else order
+        faults += expert_grid_faults(world_size, dp=dp, pp=pp, ep=ep, etp=degrees["etp"], order=checked)
+    faults += order_faults
+    if faults:
+        raise InvalidInputError(faults)
+    expert_dp = world_size // (degrees["etp"] * ep * pp)
+    expert = {"tp": degrees["etp"], "cp": 1, "ep": ep, "dp": expert_dp, "pp": pp}
+    return _all_groups(complete_rank_order(order), dense, expert)
+
+
+def _all_groups(
+    order: Sequence[str], dense: Mapping[str, int], expert: Mapping[str, int]
+) -> dict[str, list[list[int]]]:
+    groups: dict[str, list[list[int]]] = {
+        kind: orthogonal_groups(order, dense, names).tolist() for kind, names in DENSE_GROUPS.items()
+    }
+    for kind, names in EXPERT_GROUPS.items():
+        groups[kind] = orthogonal_groups(order, expert, names).tolist()
+    pipelines = groups["pp"]
+    groups["embedding"] = [list(dict.fromkeys((p[0], p[-1]))) for p in pipelines]
+    groups["position_embedding"] = [[p[0]] for p in pipelines]
+    return groups
+
+
+def dense_sizes(layout: Layout) -> dict[str, int]:
+    """Sizes of the grid tp × cp × dp × pp; experts do not divide it."""
+    return {"tp": layout.tp, "cp": layout.cp, "ep": 1, "dp": layout.dp, "pp": layout.pp}
+
+
+def expert_sizes(layout: Layout) -> dict[str, int]:
+    """Sizes of the expert grid etp × ep × expert-dp × pp over the same ranks."""
+    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
+    return {"tp": layout.etp, "cp": 1, "ep": layout.ep, "dp": expert_dp, "pp": layout.pp}
+
+
+def groups_of(layout: Layout) -> dict[str, list[list[int]]]:
+    """Every group of a layout, by Megatron's names."""
+    return rank_groups(
+        world_size=layout.world_size,
+        tp=layout.tp,
+        cp=layout.cp,
+        pp=layout.pp,
+        ep=layout.ep,
+        etp=layout.etp,
+        order=layout.rank_order,
+    )
+
+
+def coordinates(layout: Layout, rank: int) -> Coordinates:
+    """The coordinates of one rank of a legal layout."""
+    _refuse_rank(layout, rank)
+    order = complete_rank_order(layout.rank_order)
+    dense = unravel(rank, order, dense_sizes(layout))
+    expert = unravel(rank, order, expert_sizes(layout))
+    return Coordinates(
+        tp=dense["tp"],
+        cp=dense["cp"],
+        pp=dense["pp"],
+        dp=dense["dp"],
+        ep=expert["ep"],
+        etp=expert["tp"],
+        edp=expert["dp"],
+    )
+
+
+def group_of(layout: Layout, kind: str, rank: int) -> tuple[int, ...]:
+    """The ranks of the group of `kind` (a name of DENSE_GROUPS, EXPERT_GROUPS or EMBEDDING_GROUPS) that holds `rank`;
+    empty when no such group holds it (an embedding group holds the first and last stage only)."""
+    _refuse_rank(layout, rank)
+    order = complete_rank_order(layout.rank_order)
+    if kind in EMBEDDING_GROUPS:
+        pipeline = group_of(layout, "pp", rank)
+        members = (pipeline[0],) if kind == "position_embedding" else tuple(dict.fromkeys((pipeline[0], pipeline[-1])))
+        return members if rank in members else ()
+    if kind in DENSE_GROUPS:
+        sizes, names = dense_sizes(layout), DENSE_GROUPS[kind]
+    elif kind in EXPERT_GROUPS:
+        sizes, names = expert_sizes(layout), EXPERT_GROUPS[kind]
+    else:
+        known = (*DENSE_GROUPS, *EXPERT_GROUPS, *EMBEDDING_GROUPS)
+        raise ValueError(f"kind={kind!r} is no group; use one of {known}")
+    groups = orthogonal_groups(order, sizes, names)
+    row = int((groups == rank).any(axis=1).argmax())
+    return tuple(groups[row].tolist())
+
+
+def _refuse_rank(layout: Layout, rank: int) -> None:
+    if not 0 <= rank < layout.world_size:
+        high = layout.world_size - 1
+        nearest = min(max(rank, 0), high)
+        values = {"low": 0, "high": high, "nearest": nearest}
+        raise InvalidInputError([Fault(code="out_of_range", field="rank", value=rank, values=values)])
+
+
+def nodes_of(ranks: Iterable[int], devices_per_node: int) -> tuple[int, ...]:
+    """The nodes that hold these ranks, ascending: ranks fill node after node."""
+    return tuple(sorted({rank // devices_per_node for rank in ranks}))

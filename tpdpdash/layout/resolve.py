@@ -1,0 +1,140 @@
+"""From the keys that were given to a complete Layout: the defaults of the Job file, and what contradicts what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.layout.frameworks import overlap_habit
+from tpdpdash.layout.grid import rank_order_faults
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, Layout, LayoutPins
+from tpdpdash.layout.rules import check_layout
+from tpdpdash.layout.stages import even_stage_layers, pinned_stage_layers
+from tpdpdash.layout.world import range_faults, world_faults
+
+if TYPE_CHECKING:
+    from tpdpdash.cluster.spec import ClusterSpec
+    from tpdpdash.model.spec import ModelSpec
+    from tpdpdash.training import Training
+
+DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp")
+POSITIVE = (
+    *DEGREES,
+    "micro_batch_size",
+    "num_model_chunks",
+    "microbatch_group_size_per_vp_stage",
+    "dp_shard_size",
+    "recompute_num_layers",
+)
+STAGE_PINS = ("first_stage_layers", "last_stage_layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A layout with every key filled in, and what is wrong with the keys that were given."""
+
+    layout: Layout
+    """Complete; where a key was faulty its default stands in, so that the other rules can still be asked."""
+    faults: tuple[Fault, ...]
+    """Faults of the given keys: ranges, the world size, the order, the stage split."""
+
+
+def resolve_layout(
+    pins: LayoutPins,
+    model: ModelSpec,
+    training: Training,
+    world_size: int | None,
+    cluster: ClusterSpec | None = None,
+) -> Layout:
+    """The complete layout of a job: what was given, and design defaults for the rest.
+
+    world_size None: the world is what the degrees multiply to. Raises InvalidInputError with every fault, those of the
+    validity rules included; rules about the device are asked only where `cluster` is given.
+    """
+    draft = draft_layout(pins, model, training, world_size)
+    faults = {(f.code, f.field): f for f in draft.faults}
+    for fault in check_layout(model, training, cluster, draft.layout):
+        faults.setdefault((fault.code, fault.field), fault)
+    if faults:
+        raise InvalidInputError(faults.values())
+    return draft.layout
+
+
+def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_size: int | None) -> Draft:
+    """Every key filled in, with the faults found on the way; nothing is raised."""
+    given = pins.given()
+    faults = range_faults({name: given[name] for name in POSITIVE if name in given})
+    faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=0, high=3)
+    for fault in faults:
+        given.pop(fault.field.removeprefix("layout."), None)
+    degrees, degree_faults = _degrees(given, world_size)
+    order = given.get("rank_order", DEFAULT_RANK_ORDER)
+    order_faults = rank_order_faults(order, {**degrees, "tp": max(degrees["tp"], degrees["etp"])})
+    values = _defaults(degrees, training) | given | degrees
+    values["rank_order"] = DEFAULT_RANK_ORDER if order_faults else order
+    chunks, pp = int(values["num_model_chunks"]), degrees["pp"]
+    if "schedule" not in given:
+        values["schedule"] = "none" if pp == 1 and chunks == 1 else "interleaved" if chunks > 1 else "1f1b"
+    values["layers_per_stage"], stage_faults = _stage_layers(given, model.num_layers, pp)
+    known = {field.name for field in fields(Layout)}
+    layout = Layout(**{name: value for name, value in values.items() if name in known})
+    return Draft(layout=layout, faults=(*faults, *degree_faults, *order_faults, *stage_faults))
+
+
+def _degrees(given: dict[str, Any], world_size: int | None) -> tuple[dict[str, int], list[Fault]]:
+    """All six degrees; dp is what the world leaves, or what was given, which must then agree."""
+    degrees = {name: int(given.get(name, 1)) for name in DEGREES}
+    degrees["etp"] = int(given.get("etp", degrees["tp"]))
+    if world_size is None:
+        return degrees, []
+    model_parallel = {name: degrees[name] for name in ("tp", "cp", "pp")}
+    faults = world_faults(world_size, **model_parallel)
+    if faults:
+        return degrees, faults
+    left = world_size // (degrees["tp"] * degrees["cp"] * degrees["pp"])
+    if given.get("dp", left) != left:
+        values = {"world_size": world_size, "product": world_size // left, "nearest": left}
+        faults = [Fault(code="dp_not_world", field="layout.dp", value=given["dp"], values=values)]
+        return degrees, faults
+    return {**degrees, "dp": left}, []
+
+
+def _defaults(degrees: dict[str, int], training: Training) -> dict[str, Any]:
+    habit = overlap_habit(training.framework)
+    return {
+        "num_model_chunks": 1,
+        "microbatch_group_size_per_vp_stage": degrees["pp"],
+        "dp_shard_size": degrees["dp"],
+        "sequence_parallel": degrees["tp"] > 1,
+        "overlap_grad_reduce": habit.grad_reduce,
+        "overlap_param_gather": habit.param_gather,
+        "overlap_tp": habit.tp,
+    }
+
+
+def _stage_layers(given: dict[str, Any], num_layers: int, pp: int) -> tuple[tuple[int, ...], list[Fault]]:
+    """The explicit split: as given, or from the pinned ends, or the most even one."""
+    account = {name: bool(given.get(name, False)) for name in ("account_for_embedding", "account_for_loss")}
+    even = even_stage_layers(num_layers, pp, **account)
+    pinned = {name: given[name] for name in STAGE_PINS if name in given}
+    explicit = given.get("layers_per_stage")
+    if explicit is not None:
+        layers = tuple(int(n) for n in explicit)
+        ends = {"first_stage_layers": layers[:1], "last_stage_layers": layers[-1:]}
+        others = [name for name, n in pinned.items() if ends[name] != (n,)]
+        return layers, [_conflict(f"layout.{name}", pinned[name], "layout.layers_per_stage") for name in others]
+    if not pinned:
+        return even, []
+    flags = [name for name, counts in account.items() if counts]
+    if flags:
+        return even, [_conflict(f"layout.{name}", True, f"layout.{next(iter(pinned))}") for name in flags]
+    try:
+        first, last = pinned.get("first_stage_layers"), pinned.get("last_stage_layers")
+        return pinned_stage_layers(num_layers, pp, first=first, last=last), []
+    except InvalidInputError as wrong:
+        return even, list(wrong.faults)
+
+
+def _conflict(field: str, value: object, other: str) -> Fault:
+    return Fault(code="conflicting_keys", field=field, value=value, values={"other": other})

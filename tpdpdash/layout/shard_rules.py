@@ -1,0 +1,319 @@
+"""Rules about what is divided: heads, MLP and experts over TP and EP, states over DP, ranks over the world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
+from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
+from tpdpdash.layout.world import nearest_of
+from tpdpdash.units import divisors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tpdpdash.layout.columns import LayoutColumns
+    from tpdpdash.layout.layout import Layout
+    from tpdpdash.model.spec import ModelSpec
+    from tpdpdash.units import Numeric
+
+    Flags = NDArray[np.bool_]
+
+REPLICATES_KV = MEGATRON | {"jax"}
+"""Frameworks that give each rank a copy of a KV head where tp exceeds the KV heads."""
+MOST_LEGAL_SHOWN = 16
+
+
+# ------------------------------------------------------------------------------------------------ world
+
+
+def _off_world(facts: Facts, c: LayoutColumns) -> Flags:
+    cluster = facts.cluster
+    if cluster is None or (cluster.asked_device == "local" and cluster.device.is_cpu):
+        return all_rows(c, False)  # on local CPU ranks the world is what the layout multiplies to
+    return flags(c.world_size != cluster.world_size)
+
+
+def _explain_world(facts: Facts, layout: Layout) -> Explained:
+    world_size = facts.cluster.world_size if facts.cluster else layout.world_size
+    others = layout.tp * layout.cp * layout.pp
+    nearest = world_size // others if world_size % others == 0 else 0
+    return Explained(value=layout.dp, values={"world_size": world_size, "product": others, "nearest": nearest or ()})
+
+
+# ------------------------------------------------------------------------------------------------ tensor parallel
+
+
+def kv_heads_legal(num_kv_heads: int, tp: Numeric, framework: str) -> Flags:
+    """Whether tp ranks can share the KV heads: each holds whole heads, or (where the framework copies them) a whole
+    number of ranks holds each head. Source: Megatron-LM attention.py; torchtitan parallelize.py."""
+    kv = max(num_kv_heads, 1)
+    divides = flags(kv % np.asarray(tp) == 0)
+    return divides | flags(np.asarray(tp) % kv == 0) if framework in REPLICATES_KV else divides
+
+
+def has_dense_mlp(model: ModelSpec) -> bool:
+    """Whether any layer has a dense MLP."""
+    return not all(model.is_moe_layer(layer) for layer in range(model.num_layers))
+
+
+def legal_tp(facts: Facts) -> list[int]:
+    """Tensor parallel degrees that suit heads, KV heads and the MLP together."""
+    model = facts.model
+    legal = [t for t in divisors(max(model.num_attention_heads, 1)) if _mlp_divides(model, t)]
+    return [t for t in legal if model.is_mla or bool(kv_heads_legal(model.num_kv_heads, t, facts.framework))]
+
+
+def _mlp_divides(model: ModelSpec, tp: int) -> bool:
+    dense = not has_dense_mlp(model) or model.ffn_hidden_size % tp == 0
+    return dense and model.shared_expert_ffn_hidden_size % tp == 0
+
+
+def _heads(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags(facts.model.num_attention_heads % c.tp != 0)
+
+
+def _kv_heads(facts: Facts, c: LayoutColumns) -> Flags:
+    if facts.model.is_mla:  # the compressed keys and values have no heads to divide
+        return all_rows(c, False)
+    return ~kv_heads_legal(facts.model.num_kv_heads, c.tp, facts.framework)
+
+
+def _dense_ffn(facts: Facts, c: LayoutColumns) -> Flags:
+    if not has_dense_mlp(facts.model):
+        return all_rows(c, False)
+    return flags(facts.model.ffn_hidden_size % c.tp != 0)
+
+
+def _shared_ffn(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags(facts.model.shared_expert_ffn_hidden_size % c.tp != 0)
+
+
+def _explain_tp(facts: Facts, layout: Layout) -> Explained:
+    model, legal = facts.model, legal_tp(facts)
+    # As many devices used as pipeline stages instead, where the layers divide: 52 heads on 3 devices, 60 layers.
+    instead = (layout.tp,) if layout.pp == 1 and model.num_layers % layout.tp == 0 else ()
+    values = {
+        "heads": model.num_attention_heads,
+        "kv_heads": model.num_kv_heads,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "shared_ffn_hidden_size": model.shared_expert_ffn_hidden_size,
+        "legal": tuple(legal[:MOST_LEGAL_SHOWN]),
+        "nearest": nearest_of(legal, layout.tp),
+        "pp_instead": instead,
+    }
+    return Explained(value=layout.tp, values=values)
+
+
+# ------------------------------------------------------------------------------------------------ experts
+
+
+def _experts(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((facts.model.num_experts % c.ep != 0) if facts.model.is_moe else np.zeros(len(c), np.bool_))
+
+
+def _explain_experts(facts: Facts, layout: Layout) -> Explained:
+    experts = facts.model.num_experts
+    values = {"experts": experts, "nearest": nearest_of(divisors(max(experts, 1)), layout.ep)}
+    return Explained(value=layout.ep, values=values)
+
+
+def _no_experts(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((c.ep > 1) & (not facts.model.is_moe))
+
+
+def _expert_ffn(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((facts.model.moe_ffn_hidden_size % c.etp != 0) & facts.model.is_moe)
+
+
+def _explain_expert_ffn(facts: Facts, layout: Layout) -> Explained:
+    size = facts.model.moe_ffn_hidden_size
+    values = {"moe_ffn_hidden_size": size, "nearest": nearest_of(divisors(max(size, 1)), layout.etp)}
+    return Explained(value=layout.etp, values=values)
+
+
+def _expert_grid(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((c.tp * c.cp * c.dp) % (c.etp * c.ep) != 0)
+
+
+def _explain_expert_grid(_facts: Facts, layout: Layout) -> Explained:
+    ranks = layout.tp * layout.cp * layout.dp
+    legal = divisors(ranks // layout.etp) if ranks % layout.etp == 0 else divisors(ranks)
+    degrees = f"etp·ep·pp = {layout.etp}·{layout.ep}·{layout.pp}"
+    values = {
+        "world_size": layout.world_size,
+        "product": layout.etp * layout.ep * layout.pp,
+        "degrees": degrees,
+        "nearest": nearest_of(legal, layout.ep),
+    }
+    return Explained(value=layout.ep, values=values)
+
+
+def _pp_not_last(facts: Facts, c: LayoutColumns) -> Flags:
+    if not facts.model.is_moe and facts.framework != "megatron-core":
+        return all_rows(c, False)  # without experts there is no second grid that could disagree
+    ends = np.array([order.endswith("pp") for order in c.rank_orders], np.bool_)
+    return flags(~ends[c.rank_order] & (c.pp > 1) & (c.expert_dp != c.dp))
+
+
+def _explain_pp_not_last(_facts: Facts, layout: Layout) -> Explained:
+    nearest = "-".join([name for name in layout.rank_order.split("-") if name != "pp"] + ["pp"])
+    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
+    values = {"dp": layout.dp, "expert_dp": expert_dp, "nearest": nearest}
+    return Explained(value=layout.rank_order, values=values)
+
+
+def _needs_sequence_parallel(facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((c.ep > 1) & (c.tp > 1) & ~c.sequence_parallel & facts.model.is_moe)
+
+
+# ------------------------------------------------------------------------------------------------ sharding of states
+
+
+def _shard_size(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags(c.dp % c.dp_shard_size != 0)
+
+
+def _explain_shard_size(_facts: Facts, layout: Layout) -> Explained:
+    values = {"dp": layout.dp, "nearest": nearest_of(divisors(layout.dp), layout.dp_shard_size)}
+    return Explained(value=layout.dp_shard_size, values=values)
+
+
+def _zero_range(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags(~np.isin(c.zero_stage, (0.0, 1.0, 2.0, 3.0)))
+
+
+def _zero_with_pipeline(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((c.zero_stage >= 2) & (c.pp > 1))
+
+
+def _zero_of_2022(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags(c.zero_stage >= 2)
+
+
+def _only_one(name: str) -> Rule:
+    """Megatron-LM of 2022 had neither context nor expert parallelism."""
+
+    def violated(_facts: Facts, c: LayoutColumns) -> Flags:
+        return np.asarray(getattr(c, name) > 1, np.bool_)
+
+    def explain(facts: Facts, layout: Layout) -> Explained:
+        return Explained(value=getattr(layout, name), values={"framework": facts.framework, "nearest": 1})
+
+    return Rule(
+        code="degree_not_in_framework",
+        field=f"layout.{name}",
+        violated=violated,
+        explain=explain,
+        frameworks=frozenset({"megatron-2022"}),
+        source="Korthikanti 2022, section 3",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+PRECISION_NEEDS = {
+    "fp32": ("fp32",),
+    "bf16": ("bf16",),
+    "fp16": ("fp16",),
+    "fp8": ("fp8",),
+    # Block-scaled formats came with the fp4 units: a device with fp8 alone (Hopper) cannot run them.
+    "mxfp8": ("fp8", "fp4"),
+    "nvfp4": ("fp4",),
+}
+
+
+def _precision(facts: Facts, c: LayoutColumns) -> Flags:
+    return all_rows(c, facts.cluster is not None and not _supports(facts, facts.training.precision))
+
+
+def _supports(facts: Facts, precision: str) -> bool:
+    peaks = facts.cluster.device.peak_flops_per_s if facts.cluster else {}
+    return all(name in peaks for name in PRECISION_NEEDS[precision])
+
+
+def _explain_precision(facts: Facts, _layout: Layout) -> Explained:
+    legal = tuple(name for name in ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32") if _supports(facts, name))
+    device = facts.cluster.device.name if facts.cluster else ""
+    nearest = "fp8" if "fp8" in legal and facts.training.precision in ("mxfp8", "nvfp4") else legal[:1]
+    return Explained(value=facts.training.precision, values={"device": device, "legal": legal, "nearest": nearest})
+
+
+def _explain_zero(facts: Facts, layout: Layout) -> Explained:
+    values = {"framework": facts.framework, "pp": layout.pp, "low": 0, "high": 3, "nearest": 1}
+    return Explained(value=layout.zero_stage, values=values)
+
+
+SHARD_RULES: tuple[Rule, ...] = (
+    Rule(code="dp_not_world", field="layout.dp", violated=_off_world, explain=_explain_world),
+    Rule(code="precision_not_on_device", field="training.precision", violated=_precision, explain=_explain_precision),
+    Rule(code="heads_not_divisible", field="layout.tp", violated=_heads, explain=_explain_tp),
+    Rule(
+        code="kv_heads_not_divisible",
+        field="layout.tp",
+        violated=_kv_heads,
+        explain=_explain_tp,
+        frameworks=ALL - REPLICATES_KV,
+        source="torchtitan PR 2577; torch views (…, heads / tp, head_dim)",
+    ),
+    Rule(
+        code="kv_heads_not_replicable",
+        field="layout.tp",
+        violated=_kv_heads,
+        explain=_explain_tp,
+        frameworks=REPLICATES_KV,
+        source="Megatron-LM transformer_config.py: num_query_groups and tp, one a multiple of the other",
+    ),
+    Rule(code="ffn_not_divisible", field="layout.tp", violated=_dense_ffn, explain=_explain_tp),
+    Rule(code="shared_ffn_not_divisible", field="layout.tp", violated=_shared_ffn, explain=_explain_tp),
+    Rule(
+        code="no_experts",
+        field="layout.ep",
+        violated=_no_experts,
+        explain=lambda _facts, layout: Explained(value=layout.ep, values={"nearest": 1}),
+    ),
+    Rule(code="experts_not_divisible", field="layout.ep", violated=_experts, explain=_explain_experts),
+    Rule(code="expert_ffn_not_divisible", field="layout.etp", violated=_expert_ffn, explain=_explain_expert_ffn),
+    Rule(code="expert_grid_not_divisible", field="layout.ep", violated=_expert_grid, explain=_explain_expert_grid),
+    Rule(
+        code="rank_order_pp_not_last",
+        field="layout.rank_order",
+        violated=_pp_not_last,
+        explain=_explain_pp_not_last,
+        source="Megatron-LM parallel_state.py: pp-last, or the same data parallel size for dense and expert layers",
+    ),
+    Rule(
+        code="experts_need_sequence_parallel",
+        field="layout.sequence_parallel",
+        violated=_needs_sequence_parallel,
+        explain=lambda _facts, layout: Explained(
+            value=layout.sequence_parallel, values={"tp": layout.tp, "ep": layout.ep, "nearest": True}
+        ),
+        frameworks=frozenset({"megatron-core"}),
+        source="Megatron-LM arguments.py: MoE with tensor parallelism needs --sequence-parallel",
+    ),
+    _only_one("cp"),
+    _only_one("ep"),
+    Rule(
+        code="shard_size_not_divisor", field="layout.dp_shard_size", violated=_shard_size, explain=_explain_shard_size
+    ),
+    Rule(code="out_of_range", field="layout.zero_stage", violated=_zero_range, explain=_explain_zero),
+    Rule(
+        code="zero_with_pipeline",
+        field="layout.zero_stage",
+        violated=_zero_with_pipeline,
+        explain=_explain_zero,
+        frameworks=DEEPSPEED_ENGINES,
+        source="DeepSpeed pipe/engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+    ),
+    Rule(
+        code="zero_not_in_framework",
+        field="layout.zero_stage",
+        violated=_zero_of_2022,
+        explain=_explain_zero,
+        frameworks=frozenset({"megatron-2022"}),
+        source="Megatron-LM 2022: the distributed optimizer shards states only",
+    ),
+)
