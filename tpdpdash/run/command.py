@@ -85,12 +85,15 @@ def local_command(
     uses_gpus: bool,
     environ: Mapping[str, str],
     rank_argv: Sequence[str] | None = None,
+    agent_argv: Sequence[str] | None = None,
     cwd: str | None = None,
 ) -> Command:
-    """The command of a run on this machine; `rank_argv` defaults to the built-in worker."""
+    """The command of a run on this machine; `rank_argv` defaults to the built-in worker, `agent_argv` to torchrun."""
     environment = run_environment(folder, num_ranks=num_ranks, num_cores=num_cores, uses_gpus=uses_gpus)
+    ranks = rank_argv or worker_argv(folder)
+    argv = torchrun_argv(folder, num_ranks=num_ranks, rank_argv=ranks)
     return Command(
-        argv=torchrun_argv(folder, num_ranks=num_ranks, rank_argv=rank_argv or worker_argv(folder)),
+        argv=argv if agent_argv is None else (*shim_argv(sys.executable), *agent_argv),
         cwd=cwd or str(folder.path),
         env=MappingProxyType({**python_path(environ), **environment}),
     )

@@ -161,23 +161,27 @@ def new_run_folder(root: Path, name: str, now: float | None = None) -> RunFolder
     raise FileExistsError(f"no free run id in {root} after {_TRIES} tries")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees the old text or the new one, never a part. Raises OSError."""
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace a file atomically: a reader sees the old text or the new one, never a part. Raises OSError.
+
+    `durable`: also after a power cut.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
+def write_json(path: Path, document: Mapping[str, Any] | list[Any], *, durable: bool = True) -> None:
     """Replace a JSON file atomically. Raises OSError."""
-    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any:

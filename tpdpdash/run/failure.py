@@ -1,0 +1,190 @@
+"""The first cause of a failed run, from what each rank left behind. Pure; standard library only.
+
+When one rank dies, the others fail too: their connections close, or the agent ends them. Times alone cannot tell
+(error.json counts whole seconds), so a cause of a rank's own goes before a
+consequence, and then the earlier goes first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpdpdash.run.status import FirstFailure
+
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused|aborted)|broken pipe|connect(ion)? to peer|closed by peer|recvValue failed"
+    r"|remote process exited|ncclRemoteError|NCCL communicator was aborted|failed to (recv|send)|Socket Timeout"
+    r"|timed out (waiting|after)|DistNetworkError|DistStoreError|connectFullMesh|Application timeout|SignalException",
+    re.IGNORECASE,
+)
+_REPORTED = re.compile(
+    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<exit>-?\d+) \(pid: (?P<pid>\d+)\)"
+)
+_REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
+_FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
+_ERROR_LINE = re.compile(r"^(?!\s).*(\w*(Error|Exception)\b|errno|failed|fatal)", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+_CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
+_MAX_LINES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How one rank ended, as far as it is known."""
+
+    rank: int
+    """Which rank."""
+    exit_code: int | None = None
+    """As the agent reported it; negative: ended by that signal."""
+    error: str | None = None
+    """Last line of the exception it raised."""
+    traceback: str | None = None
+    """The exception's traceback, or the last lines of its stderr."""
+    error_t: float | None = None
+    """Wall time of the exception."""
+    died_t: float | None = None
+    """Wall time at which its process was seen to be gone."""
+    has_finished: bool = False
+    """Whether it said that it had finished."""
+    was_forced: bool = False
+    """Whether the agent killed it because it did not end."""
+
+    @property
+    def time(self) -> float:
+        """When it went wrong, as closely as is known."""
+        return min((t for t in (self.error_t, self.died_t) if t is not None), default=float("inf"))
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that ended it."""
+        return signal_name(self.exit_code)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than by finishing."""
+        return self.error is not None or self.exit_code not in (None, 0)
+
+
+def signal_name(exit_code: int | None) -> str | None:
+    """Name of the signal behind a negative exit code; a shell's 128 + n counts too."""
+    if exit_code is None or -64 <= exit_code < 0:
+        number = -exit_code if exit_code else 0
+    else:
+        number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 0
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}" if number else None
+
+
+def reported_exits(agent_log: str) -> tuple[dict[int, int], set[int]]:
+    """Exit code by rank, and the ranks that the agent had to kill, from the agent's own report."""
+    exits: dict[int, int] = {}
+    pids: dict[int, int] = {}
+    for pattern in (_REPORTED_SHORT, _REPORTED):
+        for match in pattern.finditer(agent_log):
+            exits[int(match["rank"])] = int(match["exit"])
+            pids[int(match["pid"])] = int(match["rank"])
+    forced = {pids[int(match["pid"])] for match in _FORCED.finditer(agent_log) if int(match["pid"]) in pids}
+    return exits, forced
+
+
+def traceback_in(stderr: str) -> tuple[str, str] | None:
+    """The last traceback of a rank's stderr and its last line: ("ValueError: boom", whole text)."""
+    start = stderr.rfind(_TRACEBACK)
+    if start < 0:
+        return None
+    lines = stderr[start:].splitlines()
+    end = next((i for i, line in enumerate(lines[1:], 1) if line and not line[0].isspace()), len(lines) - 1)
+    return lines[end].strip(), "\n".join(lines[: end + 1])
+
+
+def first_failure(
+    ends: Sequence[RankEnd], *, agent_exit: int | None, agent_died_t: float | None = None, agent_log: str = ""
+) -> FirstFailure | None:
+    """The first cause; None where nothing failed."""
+    failed = [end for end in ends if end.has_failed]
+    by_weight = sorted(failed, key=lambda end: (_weight(end, failed), end.time, end.rank))
+    first = by_weight[0] if by_weight else None
+    agent_signal = signal_name(agent_exit)
+    if agent_signal is not None and not _precedes(first, agent_died_t):
+        return FirstFailure(code="agent_killed", signal=agent_signal, exit_code=agent_exit)
+    left = _left_early(ends, by_weight)
+    if left is not None:
+        return FirstFailure(code="rank_left_early", rank=left.rank, exit_code=0, others=_others(by_weight, left))
+    if first is not None:
+        return _failure_of(first, _others(by_weight, first))
+    if agent_exit in (None, 0):
+        return None
+    return _agent_failure(agent_exit, agent_log)
+
+
+def _weight(end: RankEnd, failed: Sequence[RankEnd]) -> int:
+    """0 a cause of its own, 1 a lost connection, 2 ended by the agent."""
+    if end.was_forced:
+        return 2
+    if end.signal_name == "SIGTERM":
+        others = [other.time for other in failed if other is not end]
+        return 0 if end.error is None and end.time < min(others, default=float("inf")) else 2
+    if end.error is not None and end.signal_name is None:
+        return 1 if _CONSEQUENCE.search(end.error) else 0
+    return 0
+
+
+def _precedes(first: RankEnd | None, agent_died_t: float | None) -> bool:
+    """Whether a rank's own failure came before the agent's death."""
+    if first is None or first.signal_name is not None or first.error is None or _CONSEQUENCE.search(first.error):
+        return False
+    return agent_died_t is None or first.time < agent_died_t
+
+
+def _left_early(ends: Sequence[RankEnd], failed: Sequence[RankEnd]) -> RankEnd | None:
+    """A rank that ended in peace before the others lost their connection to it."""
+    if not failed or _weight(failed[0], failed) == 0:
+        return None
+    gone = [end for end in ends if not end.has_failed and end.died_t is not None and end.died_t <= failed[0].time]
+    return min(gone, key=lambda end: end.time, default=None)
+
+
+def _others(failed: Sequence[RankEnd], first: RankEnd) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (end.rank, end.error or end.signal_name or f"exit {end.exit_code}") for end in failed if end is not first
+    )
+
+
+def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailure:
+    name = end.signal_name
+    if name in _CRASHES:
+        code = "rank_crashed"
+    elif name == "SIGKILL":
+        code = "rank_killed"
+    elif name is not None:
+        code = "rank_signalled"
+    else:
+        code = "rank_raised" if end.error is not None else "rank_exited"
+    return FirstFailure(
+        code=code,
+        rank=end.rank,
+        signal=name,
+        exit_code=end.exit_code,
+        error=end.error,
+        traceback=end.traceback,
+        others=others,
+    )
+
+
+def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:
+    """torchrun itself failed: its first line that names an error, and its last lines."""
+    match = _ERROR_LINE.search(agent_log)
+    tail = "\n".join(agent_log.splitlines()[-_MAX_LINES:])
+    error = match.group(0).strip()[:1000] if match else None
+    whole_line = next((line for line in agent_log.splitlines() if error and line.startswith(error)), error)
+    return FirstFailure(code="agent_failed", exit_code=agent_exit, error=whole_line, traceback=tail or None)
+
+
+def failure_values(failure: FirstFailure) -> Mapping[str, object]:
+    """What the sentence of a failure's code needs."""
+    return {"rank": failure.rank, "signal": failure.signal, "exit_code": failure.exit_code, "error": failure.error}

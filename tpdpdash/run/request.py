@@ -1,0 +1,154 @@
+"""A request to run something, and what becomes of it: a folder, a command, a supervisor. Knows nothing of Jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.run.command import Command, local_command, python_path
+from tpdpdash.run.folder import RunFolder, new_run_folder, read_json, run_ids, runs_root, write_json, write_whole
+from tpdpdash.run.processes import processes_of_run, send_signal
+from tpdpdash.run.ranks import tail_text
+from tpdpdash.run.shim import PARENT_VARIABLE
+from tpdpdash.telemetry.record import RUN_ID_VARIABLE
+
+START_LIMIT_S = 60.0
+_LOCK_LIMIT_S = 90.0
+_REMEMBERED_RUNS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A run to be started, as its folder will describe it."""
+
+    name: str
+    """Name for lists and for the run id."""
+    layout: str = ""
+    """Short name of the layout: tp2-pp2-dp2."""
+    world_size: int
+    """Ranks, all on this machine."""
+    steps: int | None = None
+    """Steps that are asked for, where known."""
+    rehearsal: bool = False
+    """Whether the Job was shrunken."""
+    uses_gpus: bool = False
+    """Whether the ranks run on GPUs."""
+    has_probe: bool = True
+    """Whether the ranks write telemetry."""
+    rank_argv: tuple[str, ...] | None = None
+    """What each rank runs; None: the built-in worker."""
+    agent_argv: tuple[str, ...] | None = None
+    """A program in torchrun's place that starts the ranks itself; None: torchrun."""
+    cwd: str | None = None
+    """Working directory; None: the run folder."""
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Text files of the folder by name: asked.toml, job.toml, prediction.json, changes.json."""
+
+
+def start_request(request: RunRequest, *, request_id: str | None = None, root: Path | None = None) -> RunFolder:
+    """Start whatever the request describes. Raises InvalidInputError: nothing is left behind then."""
+    where = root or runs_root(os.environ)
+    try:
+        with _one_at_a_time(where):
+            known = _already_started(where, request_id)
+            return known if known is not None else _start(where, request, request_id)
+    except (OSError, Timeout) as wrong:
+        values = {"reason": wrong.strerror or str(wrong) if isinstance(wrong, OSError) else "locked"}
+        raise InvalidInputError(
+            [Fault(code="run_not_started", field="run", value=str(where), values=values)]
+        ) from wrong
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """A lock in the user's state directory: only run folders stand among the runs."""
+    from platformdirs import user_state_path
+
+    locks = user_state_path("tpdpdash", appauthor=False) / "locks"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    with FileLock(locks / f"start-{name}.lock", timeout=_LOCK_LIMIT_S):
+        yield
+
+
+def _already_started(root: Path, request_id: str | None) -> RunFolder | None:
+    """The run that an earlier call with the same request started."""
+    if request_id is None:
+        return None
+    for run_id in run_ids(root)[:_REMEMBERED_RUNS]:
+        folder = RunFolder(root / run_id)
+        try:
+            if read_json(folder.command).get("request_id") == request_id:
+                return folder
+        except (OSError, ValueError, AttributeError):
+            continue  # a damaged folder is not the one that was just started
+    return None
+
+
+def _start(root: Path, request: RunRequest, request_id: str | None) -> RunFolder:
+    folder = new_run_folder(root, request.name)
+    try:
+        command = local_command(
+            folder,
+            num_ranks=request.world_size,
+            num_cores=len(os.sched_getaffinity(0)),
+            uses_gpus=request.uses_gpus,
+            environ=os.environ,
+            rank_argv=request.rank_argv,
+            agent_argv=request.agent_argv,
+            cwd=request.cwd,
+        )
+        for name, text in request.files.items():
+            write_whole(folder.path / name, text)
+        write_json(folder.command, _command_record(request, command, request_id))
+        _hand_over(folder)
+    except BaseException:
+        for process in processes_of_run(folder.run_id):
+            send_signal(process, signal.SIGKILL)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return folder
+
+
+def _command_record(request: RunRequest, command: Command, request_id: str | None) -> dict[str, Any]:
+    names = ("name", "layout", "world_size", "steps", "rehearsal", "uses_gpus", "has_probe")
+    about = {name: getattr(request, name) for name in names}
+    started = {"argv": list(command.argv), "cwd": command.cwd, "env": dict(command.env)}
+    return {"v": 1, **started, "created": time.time(), "request_id": request_id, **about}
+
+
+def _hand_over(folder: RunFolder) -> None:
+    """Start the supervisor, which forks away and returns once it has written the first status."""
+    environment = {**os.environ, **python_path(os.environ), RUN_ID_VARIABLE: folder.run_id}
+    environment.pop(PARENT_VARIABLE, None)
+    with folder.supervisor_log.open("ab") as log:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "tpdpdash.run.supervisor", str(folder.path)],
+                cwd="/",
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=START_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise OSError(f"the supervisor did not start in {START_LIMIT_S:.0f} s") from late
+    if ended.returncode != 0:
+        last = tail_text(folder.supervisor_log).strip().splitlines()[-1:]
+        raise OSError(f"the supervisor did not start: {''.join(last)}")

@@ -1,0 +1,48 @@
+"""Start a Job on this machine. Returns once its run folder stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tpdpdash.job import Job, write_job
+from tpdpdash.run.change import Change
+from tpdpdash.run.folder import RunFolder
+from tpdpdash.run.request import RunRequest, start_request
+
+
+def start_run(
+    job: Job,
+    *,
+    asked: str | None = None,
+    prediction: Mapping[str, Any] | None = None,
+    changes: Sequence[Change] = (),
+    request_id: str | None = None,
+    root: Path | None = None,
+) -> RunFolder:
+    """Start a Job on this machine with the built-in worker.
+
+    `asked`: text of the Job as it was asked; `prediction`: estimate of `job` as it runs; `changes`: what a rehearsal
+    changed. Calls with one `request_id` start one run. Raises InvalidInputError: nothing is left behind then.
+    """
+    run = job.resolved()
+    layout = run.layout()
+    files = {"job.toml": write_job(run), "asked.toml": asked if asked is not None else write_job(job)}
+    if prediction is not None:
+        files["prediction.json"] = json.dumps(prediction, indent=1, allow_nan=False) + "\n"
+    if changes:
+        files["changes.json"] = json.dumps([asdict(change) for change in changes], indent=1, default=str) + "\n"
+    request = RunRequest(
+        name=run.name,
+        layout=layout.layout_id,
+        world_size=layout.world_size,
+        steps=run.training.steps,
+        rehearsal=bool(changes),
+        uses_gpus=not run.cluster.device.is_cpu,
+        files=MappingProxyType(files),
+    )
+    return start_request(request, request_id=request_id, root=root)

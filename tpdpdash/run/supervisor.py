@@ -1,0 +1,313 @@
+"""The supervisor: one small process a run, in a session of its own, that outlives whoever started it.
+
+It starts the agent through the shim, watches the ranks, writes status.json (nobody else does), ends the run when it
+is asked to, and leaves no process behind. If it is killed itself, the shims take agent and ranks with it.
+
+    python -m tpdpdash.run.supervisor RUN_FOLDER
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpdpdash.run.devices import DeviceSampler
+from tpdpdash.run.failure import first_failure
+from tpdpdash.run.folder import RunFolder, read_json, write_json
+from tpdpdash.run.processes import ProcessId, descendants, identify, processes_of_run, send_signal
+from tpdpdash.run.ranks import Ranks, tail_text
+from tpdpdash.run.shim import PARENT_VARIABLE
+from tpdpdash.run.status import FirstFailure, RunStatus
+from tpdpdash.telemetry.process import boot_id, start_time_s
+
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+TICK_S = 0.2
+HEARTBEAT_S = 2.0
+STOP_GRACE_S = 7.0
+"""The agent gives its ranks 5 s (command.SHUTDOWN_TIMEOUT_S); then everything is killed."""
+LINGER_S = 1.5
+"""Ranks may outlive the agent this long to write their last words."""
+KILL_LIMIT_S = 20.0
+"""A process that outlives SIGKILL for so long hangs in the kernel: it is named and left."""
+LAST_WRITE_LIMIT_S = 30.0
+READY = b"1"
+
+
+class Supervisor:
+    """Supervises one run from start to end."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.command: dict[str, Any] = read_json(folder.command)
+        pid = os.getpid()
+        self.status = RunStatus(
+            state="created",
+            engine="local",
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            supervisor_pid=pid,
+            supervisor_start_time=start_time_s(pid) or 0.0,
+            created=self.command["created"],
+            **{name: self.command[name] for name in ("name", "layout", "world_size", "rehearsal", "steps")},
+        )
+        self.ranks = Ranks(folder, self.status.world_size)
+        self.sampler = DeviceSampler(folder, node=0, uses_gpus=self.command["uses_gpus"])
+        self.agent: ProcessId | None = None
+        self.agent_exit: int | None = None
+        self.agent_died_t: float | None = None
+        self.lost_writes = 0
+        self._written: RunStatus | None = None
+        self._write_due = 0.0
+        self._kill_due: float | None = None
+        self._was_signalled = False
+
+    # -------------------------------------------------------------------------------------- life
+
+    def run(self) -> None:
+        """From the start of the agent to the last status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(ignored, signal.SIG_IGN)
+        try:
+            if self._start_agent():
+                while self.agent_exit is None:
+                    self._wait()
+                    self._tick()
+            self._finish()
+        except BaseException:
+            self._give_up(traceback.format_exc())
+            raise
+
+    def _start_agent(self) -> bool:
+        """Start torchrun; False when it cannot even be started."""
+        self.set_status(state="starting", started=time.time())
+        environment = {**os.environ, **self.command["env"], PARENT_VARIABLE: str(os.getpid())}
+        try:
+            with self.folder.agent_log.open("ab") as log:
+                agent = subprocess.Popen(
+                    self.command["argv"],
+                    cwd=self.command["cwd"],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as wrong:
+            failure = FirstFailure(code="agent_failed", error=str(wrong))
+            self.set_status(first_failure=failure)
+            return False
+        agent.returncode = 0  # it is reaped below, together with adopted orphans: not by subprocess
+        self.agent = identify(agent.pid)
+        return True
+
+    def _wait(self) -> None:
+        """Until something happens to a rank, or a tick has passed."""
+        poll = select.poll()
+        for descriptor in self.ranks.death_watches():
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(TICK_S * 1000)
+
+    def _tick(self) -> None:
+        self._reap()
+        self._update_ranks()
+        self._heed_stop()
+        self.sampler.sample_if_due({rank.rank: rank.process.pid for rank in self._living()})
+        self._publish()
+
+    def _living(self) -> list[Any]:
+        return [rank for rank in self.ranks.by_rank.values() if rank.process is not None and rank.died_t is None]
+
+    def _update_ranks(self) -> None:
+        try:
+            self.ranks.update()
+        except OSError as wrong:  # a file that vanished or cannot be read now: read again in the next tick
+            print(f"telemetry: {wrong}", file=sys.stderr, flush=True)
+
+    def _reap(self) -> None:
+        """Collect ended children: the agent, and orphans that came to this subreaper."""
+        while True:
+            try:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.agent is not None and pid == self.agent.pid:
+                self.agent_exit = os.waitstatus_to_exitcode(wait_status)
+                self.agent_died_t = time.time()
+
+    # -------------------------------------------------------------------------------------- stop
+
+    def _on_signal(self, *_: object) -> None:
+        self._was_signalled = True
+
+    def _heed_stop(self) -> None:
+        """Begin to stop when somebody asked for it; kill what is left when the grace has passed."""
+        if self._kill_due is not None:
+            if time.monotonic() > self._kill_due:
+                self._signal_all(signal.SIGKILL)
+            return
+        asked_by = self._asked_by()
+        if asked_by is None:
+            return
+        self._kill_due = time.monotonic() + STOP_GRACE_S
+        self.set_status(state="stopping", stop_requested_by=asked_by)
+        self._signal_all(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+        if self.agent is not None:
+            send_signal(self.agent, signal.SIGTERM)
+
+    def _asked_by(self) -> str | None:
+        if self.folder.stop_request.exists():
+            try:
+                return str(read_json(self.folder.stop_request)["by"])[:40]
+            except (OSError, ValueError, KeyError, TypeError):
+                return "unknown"
+        return "signal" if self._was_signalled else None
+
+    def _members(self) -> list[ProcessId]:
+        """Everything that belongs to the run, but for this process."""
+        found = {process.pid: process for process in descendants(os.getpid())}
+        tagged = processes_of_run(self.folder.run_id, besides=frozenset({os.getpid()}))
+        return list({**found, **{process.pid: process for process in tagged}}.values())
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._members():
+            send_signal(process, number)
+
+    # --------------------------------------------------------------------------------------- end
+
+    def _finish(self) -> None:
+        """No process is left; then the final state, once."""
+        left = self._clear_out()
+        self._update_ranks()
+        failure = self.status.first_failure
+        stopped = self.status.stop_requested_by is not None
+        if failure is None and not stopped:
+            log = tail_text(self.folder.agent_log)
+            failure = first_failure(
+                self.ranks.ends(), agent_exit=self.agent_exit, agent_died_t=self.agent_died_t, agent_log=log
+            )
+        has_ended_well = self.agent_exit == 0 and not left
+        state = "failed" if left or failure else "finished" if has_ended_well else "stopped" if stopped else "failed"
+        self._end(state, failure, tuple(process.pid for process in left))
+
+    def _clear_out(self) -> list[ProcessId]:
+        """End what the agent left behind; those that cannot be killed are returned."""
+        begun = time.monotonic()
+        while left := self._members():
+            waited = time.monotonic() - begun
+            if waited > KILL_LIMIT_S:
+                return left
+            if waited > LINGER_S or self._kill_due is not None:
+                self._signal_all(signal.SIGKILL)
+            time.sleep(TICK_S / 4)
+            self._reap()
+            self._update_ranks()
+        self._reap()
+        return []
+
+    def _end(self, state: str, failure: FirstFailure | None, left: tuple[int, ...]) -> None:
+        ended = {"state": state, "ended": time.time(), "exit_code": self.agent_exit, "first_failure": failure}
+        final = replace(self._seen(), **ended, could_not_kill=left)  # type: ignore[arg-type]
+        summary = {
+            **final.to_json(),
+            "ranks": self.ranks.summary(),
+            "bad_lines": dict(self.ranks.bad_lines),
+            "lost_samples": self.sampler.lost_samples,
+            "lost_writes": self.lost_writes,
+        }
+        self._write_at_last(self.folder.summary, summary)
+        self.status = final
+        self._write_at_last(self.folder.status, {**final.to_json(), "heartbeat": time.time()})
+
+    def _write_at_last(self, path: Path, document: dict[str, Any]) -> None:
+        """The last writes are tried for a while: a full disk may be cleared."""
+        limit = time.monotonic() + LAST_WRITE_LIMIT_S
+        while True:
+            try:
+                write_json(path, document)
+                return
+            except OSError as wrong:
+                print(f"{path.name}: {wrong}", file=sys.stderr, flush=True)
+                if time.monotonic() > limit:
+                    return
+            time.sleep(1.0)
+
+    def _give_up(self, reason: str) -> None:
+        """A defect of the supervisor itself: end the run, and say so."""
+        self._signal_all(signal.SIGKILL)
+        left = tuple(process.pid for process in self._clear_out())
+        error = reason.strip().splitlines()[-1]
+        self._end("failed", FirstFailure(code="supervisor_failed", error=error, traceback=reason), left)
+
+    # ------------------------------------------------------------------------------------ status
+
+    def _seen(self) -> RunStatus:
+        """The status with what the ranks have told."""
+        seen = {"phase": self.ranks.phase, "ranks_by_phase": self.ranks.by_phase(), "last_step": self.ranks.last_step}
+        return replace(self.status, **seen)  # type: ignore[arg-type]
+
+    def _publish(self) -> None:
+        """Write the status when it has changed, and every two seconds as a sign of life."""
+        status = self._seen()
+        reports = self.ranks.have_all_reported or not self.command["has_probe"]
+        if status.state == "starting" and reports and self.agent_exit is None:
+            status = replace(status, state="running")
+        is_news = self._written is None or replace(status, last_step=None) != replace(self._written, last_step=None)
+        if is_news or time.monotonic() > self._write_due:
+            self._write(status, durable=self._written is None or status.state != self._written.state)
+
+    def set_status(self, **changes: Any) -> None:
+        """Change the status and write it at once."""
+        self._write(replace(self._seen(), **changes), durable=True)
+
+    def _write(self, status: RunStatus, *, durable: bool) -> None:
+        self.status = status
+        self._write_due = time.monotonic() + HEARTBEAT_S
+        try:
+            write_json(self.folder.status, {**status.to_json(), "heartbeat": time.time()}, durable=durable)
+            self._written = status
+        except OSError as wrong:  # tried again with the next heartbeat
+            self.lost_writes += 1
+            print(f"status.json: {wrong}", file=sys.stderr, flush=True)
+
+
+def become_subreaper() -> None:
+    """Orphans of this process come to it instead of to init (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def main(path: str) -> int:
+    """Fork away from the caller; the parent returns 0 once the child has written the first status."""
+    reading, writing = os.pipe()
+    if os.fork() != 0:
+        os.close(writing)
+        return 0 if os.read(reading, 1) == READY else 1
+    os.close(reading)
+    os.setsid()
+    become_subreaper()
+    supervisor = Supervisor(RunFolder(Path(path)))
+    write_json(supervisor.folder.status, supervisor.status.to_json())
+    os.write(writing, READY)
+    os.close(writing)
+    supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(code)
