@@ -194,9 +194,7 @@ class Step:
         """The step record's own fields (design.md §6), and the process time beside the wall time."""
         on_cpu = self._probe.device.startswith("cpu")
         memory = resident_bytes() if self.memory_bytes is None and on_cpu else self.memory_bytes
-        peak = self.peak_memory_bytes
-        if peak is None and on_cpu:
-            peak = max(peak_resident_bytes(), memory or 0)  # the kernel's peak lags behind its own current value
+        peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else self.peak_memory_bytes
         phase_s = {name: round(spent, 7) for name, spent in zip(PHASES, seconds, strict=False) if spent > 0}
         return {
             "step": self.step,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -50,6 +49,13 @@ def resident_bytes() -> int | None:
         return None
 
 
-def peak_resident_bytes() -> int:
-    """The most resident memory that this process has had (getrusage(2): KiB on Linux)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+def peak_resident_bytes() -> int | None:
+    """The most resident memory that this program has had (proc(5), VmHWM); None where /proc does not tell.
+
+    Not getrusage's ru_maxrss: that one survives exec, so a rank would show the peak of the agent that started it.
+    """
+    try:
+        status = Path("/proc/self/status").read_bytes()
+        return int(status[status.index(b"VmHWM:") + 6 :].split(maxsplit=1)[0]) * _KIB
+    except (OSError, IndexError, ValueError):
+        return None
