@@ -116,39 +116,37 @@ FAULT_TEXTS: dict[str, str] = {
     "nearest: recompute {nearest}",
     # run
     # worker
-    "builtin_no_context_parallel": "{field} is {value}; the built-in worker has no context parallelism; "
+    "builtin_no_context_parallel": "{field} is {value}: the built-in worker has no context parallelism; "
     "nearest: {nearest}",
-    "builtin_no_expert_parallel": "{field} is {value}; the built-in worker has no expert parallelism; nearest: "
-    "{nearest}",
-    "builtin_no_zero": "{field} is {value}; the built-in worker runs ZeRO 0 and 1; nearest: {nearest}",
-    "builtin_no_interleaving": "{field} is {value}; the built-in worker runs gpipe and 1f1b; nearest: {nearest}",
-    "builtin_no_offload": "{field} is {value}; the built-in worker keeps everything on the device; nearest: {nearest}",
-    "builtin_no_overlap": "{field} is {value}; the built-in worker overlaps nothing; nearest: {nearest}",
-    "builtin_no_partial_shards": "{field} is {value}; the built-in worker shards over all replicas; nearest: {nearest}",
-    "builtin_no_experts": "{field} is {value}; the built-in worker builds dense layers only; nearest: {nearest}",
-    "builtin_no_mla": "{field} is {value}; the built-in worker has no multi-head latent attention; nearest: {nearest}",
-    "builtin_no_learned_positions": "{field} is {value}; the built-in worker uses rotary positions; nearest: {nearest}",
-    "builtin_only_rmsnorm": "{field} is {value}; the built-in worker builds RMSNorm only; nearest: {nearest}",
-    "builtin_only_two_norms": "{field} is {value}; the built-in worker builds two norms a layer; nearest: {nearest}",
-    "builtin_only_gated_mlp": "{field} is {value}; the built-in worker builds gated MLPs only; nearest: {nearest}",
-    "builtin_no_bias": "{field} is {value}; the built-in worker has biases on query, key and value only; "
+    "builtin_no_expert_parallel": "{field} is {value}: the built-in worker has no expert parallelism; "
     "nearest: {nearest}",
-    "builtin_qk_norm": "{field} is {value}; the built-in worker knows none and head; nearest: {nearest}",
-    "builtin_no_other_value_head": "{field} is {value}; the built-in worker's value heads are as wide as its "
-    "query heads; "
+    "builtin_no_zero": "{field} is {value}: the built-in worker runs ZeRO 0 and 1; nearest: {nearest}",
+    "builtin_no_interleaving": "{field} is {value}: the built-in worker runs gpipe and 1f1b; nearest: {nearest}",
+    "builtin_no_offload": "{field} is {value}: the built-in worker keeps everything on the device; nearest: {nearest}",
+    "builtin_no_experts": "{field} is {value}: the built-in worker builds dense layers only; nearest: {nearest}",
+    "builtin_no_mla": "{field} is {value}: the built-in worker has no multi-head latent attention; nearest: {nearest}",
+    "builtin_no_learned_positions": "{field} is {value}: the built-in worker uses rotary positions; "
     "nearest: {nearest}",
-    "builtin_no_extra_parameters": "{field} is {value}; the built-in worker does not build them; nearest: {nearest}",
-    "builtin_vocabulary_not_divisible": "{field} is {value}; the built-in worker does not pad the vocabulary: "
-    "it must be "
-    "divisible by tp = {tp}; nearest: {nearest}",
-    "builtin_tied_over_stages": "{field} is {value}; with pp = {pp} the built-in worker cannot share the "
-    "embedding between "
-    "the first and the last stage; nearest: {nearest}",
-    "builtin_odd_head": "{field} is {value}; rotary positions need an even width; nearest: {nearest}",
-    "builtin_precision": "{field} is {value}; the built-in worker runs {choices}; nearest: {nearest}",
-    "builtin_optimizer": "{field} is {value}; the built-in worker has {choices}; nearest: {nearest}",
-    "builtin_only_full_training": "{field} is {value}; the built-in worker trains all weights; nearest: {nearest}",
-    "builtin_no_dropout": "{field} is {value}; the built-in worker has no dropout; nearest: {nearest}",
+    "builtin_only_rmsnorm": "{field} is {value}: the built-in worker builds RMSNorm only; nearest: {nearest}",
+    "builtin_precision": "{field} is {value}: the built-in worker runs {choices}; nearest: {nearest}",
+    "builtin_optimizer": "{field} is {value}: the built-in worker has {choices}; nearest: {nearest}",
+    "builtin_only_full_training": "{field} is {value}: the built-in worker trains all weights; nearest: {nearest}",
+    "builtin_no_overlap": "{field} is {value}: the built-in worker overlaps nothing; nearest: {nearest}",
+    "builtin_no_partial_shards": "{field} is {value}: the built-in worker shards over all replicas; nearest: {nearest}",
+    "builtin_only_two_norms": "{field} is {value}: the built-in worker builds two norms a layer; nearest: {nearest}",
+    "builtin_only_gated_mlp": "{field} is {value}: the built-in worker builds gated MLPs only; nearest: {nearest}",
+    "builtin_no_bias": "{field} is {value}: the built-in worker has biases on query, key and value only; "
+    "nearest: {nearest}",
+    "builtin_qk_norm": "{field} is {value}: the built-in worker knows none and head; nearest: {nearest}",
+    "builtin_no_other_value_head": "{field} is {value}: the built-in worker's value heads are as wide as its query "
+    "heads; nearest: {nearest}",
+    "builtin_no_extra_parameters": "{field} is {value}: the built-in worker does not build them; nearest: {nearest}",
+    "builtin_vocabulary_not_divisible": "{field} is {value}: the built-in worker does not pad the vocabulary, which "
+    "must be divisible by tp = {tp}; nearest: {nearest}",
+    "builtin_tied_over_stages": "{field} is {value}: with pp = {pp} the built-in worker cannot share the embedding "
+    "between the first and the last stage; nearest: {nearest}",
+    "builtin_odd_head": "{field} is {value}: rotary positions need an even width; nearest: {nearest}",
+    "builtin_no_dropout": "{field} is {value}: the built-in worker has no dropout; nearest: {nearest}",
     "builtin_world_size": "{field} is {value}; the layout needs {needed} ranks",
     "builtin_no_device": "{field} is {value}; this machine shows {available} CUDA devices to the worker",
     "builtin_bytes": "{field} is {value}; text is read one token a byte, which needs {nearest} or more",
