@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tpdpdash.job import read_job
+from tpdpdash.job import Job, read_job
 from tpdpdash.layout.groups import coordinates
 from tpdpdash.telemetry.probe import Probe
 
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; holds job.toml")
     parser.add_argument("--text", type=Path, default=None, help="train on this file, one token a byte")
     options = parser.parse_args(arguments)
-    job = read_job(options.run_dir / "job.toml")
+    job = as_builtin(read_job(options.run_dir / "job.toml"))
     layout, rank = job.layout(), int(os.environ.get("RANK", "0"))
     is_cpu = job.cluster.device.is_cpu
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -39,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     record(run_rank)(job, layout, options.text, probe)
     return 0
+
+
+def as_builtin(job: Job) -> Job:
+    """The job under this framework: its rules and its habits, whatever the job was planned for."""
+    return replace(job, training=replace(job.training, framework="builtin"))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,9 +29,9 @@ STEP_TIMEOUT = timedelta(seconds=60)
 
 
 def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
-    """Train the job on this rank to its end. Raises InvalidInputError with all that the worker cannot run."""
-    training = replace(job.training, framework="builtin")
-    refuse(job, layout, training)
+    """Train the job, whose framework is "builtin", on this rank to its end. Raises InvalidInputError with all that the worker cannot run."""
+    refuse(job, layout)
+    training = job.training
     tokens = open_tokens(job.model, training, text)
     device = open_device(job.cluster.device.is_cpu)
     probe.event("connecting")
@@ -57,9 +56,9 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     probe.close()
 
 
-def refuse(job: Job, layout: Layout, training: Training) -> None:
+def refuse(job: Job, layout: Layout) -> None:
     """Raise InvalidInputError when the built-in worker cannot run the job, or torchrun started another world."""
-    faults = check_layout(job.model, training, job.cluster, layout)
+    faults = check_layout(job.model, job.training, job.cluster, layout)
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != layout.world_size:
         values = {"needed": layout.world_size}
