@@ -41,6 +41,38 @@ FAULT_TEXTS: dict[str, str] = {
     "not_toml": "{field}: not TOML: {reason}",
     "unknown_framework": "{field} {value} is not known; its habits are taken from the nearest, {nearest}",
     # model
+    "name_empty": "{field}: a name is needed",
+    "name_too_long": "{field} is {value}: {length} characters; the limit is {limit} (and {byte_limit} bytes)",
+    "name_characters": "{field} is {value}: a name may hold letters, digits, '.', '_' and '-', but not {wrong}",
+    "name_edges": "{field} is {value}: a name may not begin with '.' or '-', nor end with '.'",
+    "name_reserved": "{field} is {value}: that name is reserved for a device on Windows",
+    "does_not_divide": "{field} is {value}; it must divide {dividend_name} = {dividend}; nearest: {nearest}",
+    "file_empty": "{field}: the file is empty",
+    "not_utf8": "{field}: not {encoding} text: byte {position} cannot be read",
+    "not_json": "{field}: not JSON: {reason} at line {line}, column {column}",
+    "nested_too_deep": "{field}: objects are nested too deep",
+    "not_a_config": "{field}: not a config.json: {kind}",
+    "differing_keys": "{field} is {value}, but {other} = {other_value} says the same with another value",
+    "unknown_architecture": "{field} is {value}: an unknown architecture (decoder-only transformers are supported); "
+    "nearest: {nearest}",
+    "unsupported_value": "{field} is {value}: not supported; only {needed} is",
+    "unsupported_layers": "{field} is {value}: layers of these kinds, or in this order, are not supported",
+    "nested_config": "{field}: a wrapper inside a wrapper is not supported",
+    "not_a_model": "{field} is {value}: neither a preset, nor a file that ends in .json or a folder with a "
+    "config.json, nor a hub id of the form organisation/name",
+    "hub_unreachable": "{field} is {value}: no preset and no file of that name, and the Hugging Face hub cannot be "
+    "reached ({reason}): download its config.json and give the path",
+    "hub_gated": "{field} is {value}: the hub asks for a login for this model (`hf auth login`), or give the path of "
+    "its config.json",
+    "hub_no_model": "{field} is {value}: the Hugging Face hub has no such model, or it is private",
+    "hub_no_config": "{field} is {value}: this model has no config.json on the Hugging Face hub",
+    # model: notices
+    "duplicate_key": "{field} stands twice; the last value, {value}, counts",
+    "default_assumed": "{field} is not given: {value}, the default of this architecture, is assumed",
+    "decoder_assumed": "{field} is not given: read as {value}, an assumption",
+    "remote_code_ignored": "{field} points to code of the model's own: it is never run",
+    "prediction_layers_left_out": "{field} is {value}: multi-token prediction layers are not counted",
+    "language_model_only": "{field}: only the language model is counted; vision and audio parts are left out",
     # cluster
     # layout
     "rank_order_empty": "{field} is empty; give an order of {names}",
@@ -125,8 +157,7 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_no_offload": "{field} is {value}: the built-in worker keeps everything on the device; nearest: {nearest}",
     "builtin_no_experts": "{field} is {value}: the built-in worker builds dense layers only; nearest: {nearest}",
     "builtin_no_mla": "{field} is {value}: the built-in worker has no multi-head latent attention; nearest: {nearest}",
-    "builtin_no_learned_positions": "{field} is {value}: the built-in worker uses rotary positions; "
-    "nearest: {nearest}",
+    "builtin_no_learned_positions": "{field} is {value}: the built-in worker uses rotary positions; nearest: {nearest}",
     "builtin_only_rmsnorm": "{field} is {value}: the built-in worker builds RMSNorm only; nearest: {nearest}",
     "builtin_precision": "{field} is {value}: the built-in worker runs {choices}; nearest: {nearest}",
     "builtin_optimizer": "{field} is {value}: the built-in worker has {choices}; nearest: {nearest}",

@@ -70,8 +70,14 @@ class ModelSpec:
     """MLA: rotary part of a query/key head."""
     v_head_dim: int = 0
     """Width of one value head where it differs from head_dim (MLA); 0 = head_dim."""
+    router_bias: bool = False
+    """A bias on the router of a mixture-of-experts layer."""
+    shared_expert_gate: bool = False
+    """A gate of width hidden_size on the shared expert of a mixture-of-experts layer (Qwen2-MoE)."""
+    final_norm: bool = True
+    """A norm of width hidden_size before the head."""
     extra_parameters_per_layer: int = 0
-    """Small per-layer vectors that no other field covers (attention sinks, expert gates and biases);
+    """Small vectors in every layer that no other field covers (attention sinks, biases of q/k norms);
     replicated over TP."""
     extra_parameters: int = 0
     """Small parameters outside the layers that no other field covers (an embedding norm, a final bias)."""

@@ -1,0 +1,49 @@
+"""What a person means by MODEL: a preset's name, a config.json or its folder, or a model on the hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.model.config import ReadModel, read_config, read_config_file
+from tpdpdash.model.hub import fetch_config, is_hub_id
+from tpdpdash.model.presets import preset, preset_names
+
+CONFIG_NAME = "config.json"
+
+
+def _config_path(text: str) -> Path | None:
+    """The path of a config, if the text is one: a name that ends in .json, or a folder with a config.json."""
+    if "\0" in text:
+        return None
+    path = Path(text).expanduser()
+    if path.suffix.lower() == ".json":
+        return path
+    try:
+        return path / CONFIG_NAME if (path / CONFIG_NAME).is_file() else None
+    except OSError:  # a name too long for the file system is no path
+        return None
+
+
+def resolve_model(text: str, *, allow_paths: bool = True) -> ReadModel:
+    """The model that `text` names; raises InvalidInputError.
+
+    Tried in this order: preset, path (only where `allow_paths`, so that a URL cannot open files), hub id. A path must
+    end in .json or be a folder with a config.json: nothing else is opened.
+    """
+    if text in preset_names():
+        return ReadModel(spec=preset(text))
+    path = _config_path(text) if allow_paths else None
+    if path is not None:
+        model = read_config_file(path)
+        if path.name == CONFIG_NAME and model.spec.name == CONFIG_NAME:
+            folder = path.resolve().parent.name or CONFIG_NAME
+            return replace(model, spec=replace(model.spec, name=folder))
+        return model
+    if is_hub_id(text):
+        model = read_config(fetch_config(text), text)
+        return replace(model, spec=replace(model.spec, name=text, source=f"hub:{text}"))
+    if "/" in text or "\\" in text:
+        raise InvalidInputError([Fault(code="not_a_model", field="model", value=text)])
+    return ReadModel(spec=preset(text))
