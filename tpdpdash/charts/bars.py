@@ -45,7 +45,7 @@ def memory_bars(
     height = MEMORY_ROW * len(names) + 22
     totals = table.groupby("row")["value"].sum()
     longest = max(float(totals.max()), capacity_bytes) / GIB
-    x = _value_axis(longest * 1.22, t("GiB"), 5)
+    x = _value_axis(longest * 1.34, t("GiB"), 5)
     segments = stacked(table, MEMORY_ORDER)
     segments = segments.assign(start=segments["start"] / GIB, end=segments["end"] / GIB)
     texts = (segments["value"] / GIB).map(lambda gib: f"{gib:.1f}")
@@ -70,7 +70,7 @@ def memory_bars(
         }
     )
     limit = _limit_layers(capacity_bytes / GIB, t("{gib} usable", gib=format_memory(capacity_bytes)), x, height, theme)
-    layers = [box_layer(free, x=x, height=height), *_segment_layers(drawn, x, height, longest * 1.22)]
+    layers = [box_layer(free, x=x, height=height), *_segment_layers(drawn, x, height, longest * 1.34)]
     layers += [*limit, right_text_layer(figures, height=height)]
     layers.append(_row_names(names, MEMORY_ROW, 24 + MEMORY_BAR // 2, height, theme, bold_row))
     description = t(

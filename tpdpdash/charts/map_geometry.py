@@ -27,6 +27,17 @@ class Bus:
     """Members."""
 
 
+def bus_rows(buses: Sequence[Bus]) -> list[int]:
+    """Row of each bus below the cells: groups that lie beside each other share one."""
+    ends: list[int] = []
+    rows = []
+    for bus in buses:
+        row = next((i for i, end in enumerate(ends) if end < min(bus.ranks)), len(ends))
+        ends[row : row + 1] = [max(bus.ranks)]
+        rows.append(row)
+    return rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """The lines between the members of one group."""
@@ -79,7 +90,7 @@ class MapGrid:
         node_columns: int | None,
         has_notes: bool,
         has_group_names: bool,
-        num_buses: int,
+        num_bus_rows: int,
         block_size: int = 0,
         has_last_gutter: bool = False,
     ) -> MapGrid:
@@ -96,7 +107,7 @@ class MapGrid:
             cell_columns=cell_columns,
             cell_height=40 if has_notes else 32,
             names_height=NAME_ROOM if has_group_names else 0,
-            buses_height=BUS_STEP * num_buses + 14 if num_buses else 0,
+            buses_height=BUS_STEP * num_bus_rows + 14 if num_bus_rows else 0,
             block_size=block_size if 0 < block_size < cell_columns else cell_columns,
             has_last_gutter=has_last_gutter,
         )
@@ -273,10 +284,10 @@ def bus_paths(
     points: list[dict[str, Any]] = []
     dots: list[dict[str, Any]] = []
     names: list[dict[str, Any]] = []
-    for index, bus in enumerate(buses):
+    for index, (row, bus) in enumerate(zip(bus_rows(buses), buses, strict=True)):
         strong = chosen in bus.ranks
         boxes = [grid.cell_box(rank) for rank in bus.ranks]
-        y = boxes[0][3] + 22 + BUS_STEP * index
+        y = boxes[0][3] + 22 + BUS_STEP * row
         centers = [(box[0] + box[1]) / 2 for box in boxes]
         ends = ((min(centers), y), (max(centers), y))
         points += [

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from tpdpdash.charts.canvas import box_layer, finish, font_that_fits, path_layer, text_layer, x_sheet
-from tpdpdash.charts.map_geometry import Bus, MapGrid, bus_paths, group_boxes, link_paths, uses_last_gutter
+from tpdpdash.charts.map_geometry import Bus, MapGrid, bus_paths, bus_rows, group_boxes, link_paths, uses_last_gutter
 from tpdpdash.charts.palette import Theme, phase_colors, ui_colors
 from tpdpdash.text import t
 
@@ -90,7 +90,7 @@ def _grid(spec: RankMap, nodes: Sequence[int], ranks: Sequence[int]) -> MapGrid:
         node_columns=spec.node_columns,
         has_notes=bool(spec.notes),
         has_group_names=bool(spec.named_groups),
-        num_buses=len(spec.buses),
+        num_bus_rows=max(bus_rows(spec.buses), default=-1) + 1,
         block_size=spec.block_size,
     )
     linked = {kind: _linked(spec, kind, ranks) for kind in LINKED_KINDS}

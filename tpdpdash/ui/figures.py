@@ -1,0 +1,62 @@
+"""Charts on a page: placing one, a legend in the palette's colours, and words in the colour of their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import streamlit as st
+
+from tpdpdash.charts.palette import CODE_FONT, Fill, Theme, phase_colors, ui_colors
+
+
+def figure(chart: Any, key: str) -> None:
+    """Place a chart at the full width. Its description is its text for screen readers."""
+    st.altair_chart(chart, theme=None, width="stretch", key=key)
+
+
+def picking_figure(chart: Any, key: str, field: str, on_pick: Callable[[Any], None]) -> None:
+    """Place a chart whose marks can be clicked; `on_pick` gets the clicked mark's `field`."""
+
+    def picked() -> None:
+        points = st.session_state[key].selection.get("pick", [])
+        if points and field in points[0]:
+            on_pick(points[0][field])
+
+    st.altair_chart(chart, theme=None, width="stretch", key=key, on_select=picked)
+
+
+def legend(fills: Mapping[str, Fill], labels: Mapping[str, str]) -> None:
+    """Coloured squares with their names, in the order of `labels`; it stands under a card's title."""
+    items = "".join(
+        f'<span style="white-space:nowrap"><span style="display:inline-block;width:11px;height:11px;border-radius:3px;'
+        f'margin-right:6px;background:{fills[name].fill};border:1px solid {fills[name].outline}"></span>'
+        f"{escape(label)}</span>"
+        for name, label in labels.items()
+    )
+    st.html(f'<div style="display:flex;flex-wrap:wrap;gap:4px 16px;font-size:12.5px">{items}</div>')
+
+
+def colored(text: str, kind: str, theme: Theme) -> str:
+    """Bold text in the colour of a phase or group kind, for `colored_markdown`; `text` is ours."""
+    return f'<b style="color:{phase_colors(theme)[kind].text}">{escape(text)}</b>'
+
+
+def colored_markdown(text: str) -> None:
+    """Markdown with `colored` words. Only texts of our own may come here: nothing a person or a file wrote."""
+    st.markdown(text, unsafe_allow_html=True)
+
+
+def group_lines(groups: Sequence[tuple[str, str, str]], theme: Theme) -> None:
+    """Blocks (kind, title, members) beside each other, each with a bar in its kind's colour."""
+    colors, muted = phase_colors(theme), ui_colors(theme)["muted"]
+    blocks = "".join(
+        f'<div style="border-left:3px solid {colors[kind].outline};padding:2px 0 2px 10px;flex:1 1 220px;min-width:0">'
+        f'<div style="font-size:13px;color:{muted}"><b style="color:{colors[kind].text}">{escape(kind.upper())}</b> '
+        f"{escape(title)}</div>"
+        f'<div style="font:12.5px {CODE_FONT.replace(chr(34), chr(39))};overflow-wrap:anywhere">{escape(members)}</div>'
+        "</div>"
+        for kind, title, members in groups
+    )
+    st.html(f'<div style="display:flex;flex-wrap:wrap;gap:10px 22px">{blocks}</div>')

@@ -1,0 +1,117 @@
+"""What one rank of a layout holds: layers, heads, columns, sequences, and its slice of every weight."""
+
+from __future__ import annotations
+
+from tpdpdash.charts.pictures import Split
+from tpdpdash.layout.groups import coordinates
+from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.stages import chunk_layers
+from tpdpdash.model.spec import ModelSpec
+from tpdpdash.text import t
+from tpdpdash.training import Training
+from tpdpdash.units import format_count, format_large
+
+
+def held_layers(layout: Layout, stage: int) -> list[tuple[int, int]]:
+    """(first, last) layer of each chunk on one stage."""
+    chunks = chunk_layers(
+        layout.layers_per_stage,
+        layout.num_model_chunks,
+        account_for_embedding=layout.account_for_embedding,
+        account_for_loss=layout.account_for_loss,
+    )
+    held = []
+    first = 0
+    for chunk in range(layout.num_model_chunks):
+        for rank in range(layout.pp):
+            count = chunks[rank][chunk]
+            if rank == stage and count:
+                held.append((first, first + count - 1))
+            first += count
+    return held
+
+
+def _span(first: int, count: int) -> str:
+    """ "16–31", or "5" for one."""
+    return format_count(first) if count == 1 else f"{format_count(first)}–{format_count(first + count - 1)}"
+
+
+def holdings(
+    layout: Layout, model: ModelSpec, training: Training, rank: int, parameters: float, total: float
+) -> list[tuple[str, str]]:
+    """(what, how much of it) for one rank. `parameters`: held by it; `total`: of the whole model."""
+    at = coordinates(layout, rank)
+    per_replica = training.global_batch_size // layout.dp
+    rows = [
+        (t("Layers"), _layers_text(layout, at.pp, model.num_layers)),
+        (t("Attention"), _heads_text(model, layout.tp, at.tp)),
+        (t("MLP"), _mlp_text(model, layout, at.tp, at.ep)),
+        (t("Data"), t(
+            "sequences {span} of {total}, in {count} microbatches",
+            span=_span(at.dp * per_replica, per_replica), total=format_count(training.global_batch_size),
+            count=format_count(layout.num_microbatches(training.global_batch_size)),
+        )),
+        (t("Parameters"), t("{held} of {total}", held=format_large(parameters), total=format_large(total))),
+        (t("Optimizer"), _optimizer_text(layout)),
+    ]  # fmt: skip
+    if layout.cp > 1:
+        half = training.seq_len // (2 * layout.cp)
+        spans = [_span(at.cp * half, half), _span((2 * layout.cp - 1 - at.cp) * half, half)]
+        text = t("tokens {first} and {second} of {total}", first=spans[0], second=spans[1], total=training.seq_len)
+        rows.insert(4, (t("Sequence"), text))
+    return rows
+
+
+def _layers_text(layout: Layout, stage: int, num_layers: int) -> str:
+    spans = [_span(first, last - first + 1) for first, last in held_layers(layout, stage)]
+    extra = [t("embedding")] if stage == 0 else []
+    extra += [t("head and loss")] if stage == layout.pp - 1 else []
+    text = t("{spans} of {total}", spans=", ".join(spans) or t("none"), total=num_layers)
+    return f"{text}, {', '.join(extra)}" if extra else text
+
+
+def _heads_text(model: ModelSpec, tp: int, index: int) -> str:
+    heads = model.num_attention_heads // tp
+    text = t("heads {span} of {total}", span=_span(index * heads, heads), total=model.num_attention_heads)
+    if model.is_mla or model.num_kv_heads == model.num_attention_heads:
+        return text
+    # Above one KV head a rank they are divided; below, neighbours share a copy.
+    kv = max(1, model.num_kv_heads // tp)
+    first = index * model.num_kv_heads // tp
+    return f"{text}, " + t("KV heads {span} of {total}", span=_span(first, kv), total=model.num_kv_heads)
+
+
+def _mlp_text(model: ModelSpec, layout: Layout, index: int, expert_index: int) -> str:
+    if model.is_moe:
+        experts = model.num_experts // layout.ep
+        span = _span(expert_index * experts, experts)
+        return t("experts {span} of {total} in each layer", span=span, total=model.num_experts)
+    columns = model.ffn_hidden_size // layout.tp
+    names = t("columns of W₁, W₃, rows of W₂") if model.gated_mlp else t("columns of W₁, rows of W₂")
+    span = _span(index * columns, columns)
+    return t("{span} of {total} ({names})", span=span, total=format_count(model.ffn_hidden_size), names=names)
+
+
+def _optimizer_text(layout: Layout) -> str:
+    if layout.zero_stage == 0 or layout.dp_shard_size == 1:
+        return t("all states of its parameters")
+    return t("1/{size} of its parameters' states (ZeRO {stage})", size=layout.dp_shard_size, stage=layout.zero_stage)
+
+
+def weight_pictures(layout: Layout, model: ModelSpec, rank: int) -> list[Split]:
+    """Its slice of every weight: columns of W₁ (and W₃), rows of W₂, heads."""
+    index = coordinates(layout, rank).tp
+    slices = [f"t{i}" for i in range(layout.tp)]
+    heads = model.num_attention_heads // layout.tp
+    up = t("W₁, W₃: columns") if model.gated_mlp else t("W₁: columns")
+    spans = [_span(i * heads, heads) for i in range(layout.tp)]
+    return [
+        Split(title=up, direction="columns", labels=slices, chosen=(index,)),
+        Split(
+            title=t("W₂: rows"),
+            direction="rows",
+            labels=slices if layout.tp <= 4 else [""] * layout.tp,
+            chosen=(index,),
+        ),
+        Split(title=t("heads"), direction="columns", labels=spans, chosen=(index,)),
+    ]
