@@ -74,6 +74,31 @@ FAULT_TEXTS: dict[str, str] = {
     "prediction_layers_left_out": "{field} is {value}: multi-token prediction layers are not counted",
     "language_model_only": "{field}: only the language model is counted; vision and audio parts are left out",
     # cluster
+    "ambiguous_device": "{field} {value} is not unambiguous: choose one of {candidates}, or give its figures",
+    "unknown_device": "{field} {value} is not in the catalogue (nearest: {nearest}): give its figures as a table: "
+    "{figures}",
+    "missing_figure": "{field} is missing: a described device needs {figures}",
+    "assumed_figures": "{field}: assumed, because not given: {value}",
+    "assumed_network": "{field} is not given: more than one node would be planned with an assumed {value} per device",
+    "no_bandwidth": "{field} is {value} with {nodes} nodes of {devices_per_node} devices, which must send over it: "
+    "give a bandwidth above 0",
+    "uneven_nodes": "{field}: uneven GPUs per node ({value}) are not supported; nearest: {nearest}",
+    "mixed_devices": "{field}: different GPUs here ({found}); planned with the smallest, {value}",
+    "partial_nvlink": "{field}: NVLink does not join all GPUs here; planned with {used} between them",
+    "more_than_detected": "{field} is {value}, but only {high} are visible here; nearest legal value: {nearest}",
+    "detected_device_unknown": "{field}: the GPU here, {value} (memory: {memory}), is not in the catalogue "
+    "(nearest: {nearest}): describe it with its figures: {figures}",
+    "unified_memory_device": "{field}: the GPU here, {value}, has unified memory: its driver reports none of its own; "
+    "{available} of the host's are available now: describe it with its figures: {figures}",
+    "no_gpu": "the NVIDIA driver is here, but it shows no GPU",
+    "nvml_no_driver": "no NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
+    "nvml_driver_not_loaded": "the NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
+    "nvml_version_mismatch": "NVIDIA driver and library version mismatch, as after an update: reboot, or reload the "
+    "driver's modules; jobs that run already go on",
+    "nvml_no_permission": "NVML: insufficient permissions for user {user}: look at the access rights of /dev/nvidia*",
+    "nvml_failed": "NVML did not start: {reason}",
+    "gpu_lost": "GPU {value} is lost (fallen off the bus): reset it or reboot; the others work",
+    "gpu_unreachable": "GPU {value} does not answer: {reason}; the others work",
     # layout
     "rank_order_empty": "{field} is empty; give an order of {names}",
     "rank_order_unknown_name": "{field} is {value}: {token} is no degree; use {names}; nearest: {nearest}",

@@ -91,6 +91,10 @@ class ClusterSpec:
     """Dollars; None = unknown, and then no cost is shown."""
     asked_device: str = ""
     """The device as the person wrote it ("local", a catalogue name, "inline")."""
+    asked_figures: Mapping[str, object] = field(default_factory=dict)
+    """The table of figures as the person wrote it, where asked_device is "inline"."""
+    asked_links: Mapping[str, object] = field(default_factory=dict)
+    """The keys of [cluster.links] as the person wrote them."""
 
     @property
     def world_size(self) -> int:
