@@ -69,6 +69,7 @@ class Supervisor:
         self._written: RunStatus | None = None
         self._write_due = 0.0
         self._kill_due: float | None = None
+        self._stop_t: float | None = None
         self._was_signalled = False
 
     # -------------------------------------------------------------------------------------- life
@@ -162,6 +163,7 @@ class Supervisor:
         if asked_by is None:
             return
         self._kill_due = time.monotonic() + STOP_GRACE_S
+        self._stop_t = time.time()
         self.set_status(state="stopping", stop_requested_by=asked_by)
         self._signal_all(signal.SIGCONT)  # a stopped process does not hear SIGTERM
         if self.agent is not None:
@@ -191,16 +193,19 @@ class Supervisor:
         """No process is left; then the final state, once."""
         left = self._clear_out()
         self._update_ranks()
-        failure = self.status.first_failure
-        stopped = self.status.stop_requested_by is not None
-        if failure is None and not stopped:
-            log = tail_text(self.folder.agent_log)
-            failure = first_failure(
-                self.ranks.ends(), agent_exit=self.agent_exit, agent_died_t=self.agent_died_t, agent_log=log
-            )
+        failure = self.status.first_failure or self._first_failure()
+        stopped = self._stop_t is not None
         has_ended_well = self.agent_exit == 0 and not left
         state = "failed" if left or failure else "finished" if has_ended_well else "stopped" if stopped else "failed"
         self._end(state, failure, tuple(process.pid for process in left))
+
+    def _first_failure(self) -> FirstFailure | None:
+        """The first cause; of a run that was stopped, only what had failed before somebody asked for its end."""
+        ends = self.ranks.ends()
+        if self._stop_t is not None:
+            return first_failure([end for end in ends if end.time < self._stop_t], agent_exit=None)
+        log = tail_text(self.folder.agent_log)
+        return first_failure(ends, agent_exit=self.agent_exit, agent_died_t=self.agent_died_t, agent_log=log)
 
     def _clear_out(self) -> list[ProcessId]:
         """End what the agent left behind; those that cannot be killed are returned."""

@@ -79,6 +79,9 @@ def _is_amount(value: object) -> bool:
     return value is None or is_seconds(value, limit=1e18)
 
 
+_AMOUNTS = ("tokens", "memory_bytes", "peak_memory_bytes", "cpu_s", "regions")
+
+
 def _is_step(record: Mapping[str, Any]) -> bool:
     phases = record.get("phase_s")
     if not _is_whole(record.get("step"), 1e12) or not is_seconds(record.get("step_s")) or not isinstance(phases, dict):
@@ -86,9 +89,9 @@ def _is_step(record: Mapping[str, Any]) -> bool:
     if not all(is_seconds(seconds) for seconds in phases.values()):
         return False
     loss = record.get("loss")
-    if loss is not None and (isinstance(loss, bool) or not isinstance(loss, int | float)):
+    if loss is not None and not is_seconds(abs(loss) if isinstance(loss, int | float) else loss, limit=1e300):
         return False
-    return all(_is_amount(record.get(name)) for name in ("tokens", "memory_bytes", "peak_memory_bytes", "cpu_s"))
+    return all(_is_amount(record.get(name)) for name in _AMOUNTS)
 
 
 def _is_hello(record: Mapping[str, Any]) -> bool:

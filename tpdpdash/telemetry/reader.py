@@ -1,0 +1,331 @@
+"""RunReader: follows the telemetry of a run and keeps its last steps, in bounded memory.
+
+Memory: rings of at most MAX_CELLS rank × step cells; a longer run keeps its tail and says so (`dropped_steps`).
+Time: a refresh reads new bytes only, and never more than telemetry.tail allows per file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpdpdash.telemetry.parse import BadLineError, parse_line
+from tpdpdash.telemetry.record import PHASES, telemetry_dir
+from tpdpdash.telemetry.tail import FileTail
+
+Floats = NDArray[np.float64]
+MAX_STEPS = 2000
+MAX_CELLS = 1_000_000
+MAX_TIMELINE_STEPS = 8
+MAX_EVENTS = 2000
+_SCALARS = ("t", "step_s", "cpu_s", "tokens", "loss", "memory_bytes", "peak_memory_bytes", "regions")
+_OTHER = PHASES.index("other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """Who a rank is."""
+
+    rank: int
+    """Rank."""
+    pid: int
+    """Process id on its host."""
+    host: str
+    """Machine."""
+    local_rank: int
+    """Place among the ranks of its machine."""
+    coords: Mapping[str, int]
+    """Place in each group kind: {"tp": 0, "pp": 1, "dp": 1}."""
+    backend: str
+    """gloo or nccl."""
+    device: str
+    """cpu, cuda:0."""
+    region_cost_s: float
+    """Seconds that one region of the probe costs there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """What a rank said last, from the thread of its own."""
+
+    t: float
+    """Wall time."""
+    step: int | None
+    """The step it is in, or was in last."""
+    phase: str
+    """The region it is in."""
+    last_collective: str | None
+    """The collective it entered last: "dp all_reduce"."""
+    collectives: int
+    """How many it has entered: a rank that is behind has fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the ranks have told so far. Arrays are rank × step (× phase); NaN where a rank has said nothing."""
+
+    world_size: int
+    """Ranks of the run."""
+    ranks: Mapping[int, RankInfo]
+    """Ranks that said hello."""
+    steps: NDArray[np.int64]
+    """The steps that are kept, ascending."""
+    t: Floats
+    """Wall time at the start of the step."""
+    step_s: Floats
+    """Seconds of the step."""
+    phase_s: Floats
+    """Exclusive seconds by phase, in the order of record.PHASES."""
+    cpu_s: Floats
+    """Processor seconds of the process in the step."""
+    tokens: Floats
+    """Tokens of the rank's replica."""
+    loss: Floats
+    """Loss; NaN off the last stage."""
+    memory_bytes: Floats
+    """Memory held."""
+    peak_memory_bytes: Floats
+    """The most memory held."""
+    regions: Floats
+    """Regions that the probe measured."""
+    heartbeats: Mapping[int, Heartbeat]
+    """Last heartbeat by rank."""
+    events: tuple[tuple[float, int, str], ...]
+    """(wall time, rank, name), the last ones, in time's order."""
+    last_event: Mapping[int, str]
+    """The last event by rank."""
+    timelines: Mapping[int, Mapping[int, tuple[tuple[str, int, int, float, float], ...]]]
+    """Step → rank → actions (kind, stage, microbatch, start_s, duration_s) of the last sampled steps."""
+    num_steps: int
+    """Steps that were seen in all."""
+    bad_lines: Mapping[str, int]
+    """Lines that were not used, by kind (parse.BAD_KINDS)."""
+    lost_records: int
+    """Records that the ranks themselves could not write."""
+    skipped_bytes: int
+    """Bytes that were not read because the files had grown too large."""
+    restarts: int
+    """How often a file began anew: what came before it is dropped."""
+    duplicated_ranks: frozenset[int]
+    """Ranks that more than one process claimed to be."""
+    non_finite_losses: int
+    """Steps whose loss was NaN or infinite."""
+
+    @property
+    def dropped_steps(self) -> int:
+        """Older steps that are no longer kept."""
+        return max(0, self.num_steps - len(self.steps))
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that have not said hello."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+
+    @property
+    def last_t(self) -> float | None:
+        """Wall time of the latest sign of life of any rank."""
+        times = [beat.t for beat in self.heartbeats.values()] + [t for t, _, _ in self.events[-1:]]
+        if self.t.size and not np.isnan(self.t).all():
+            times.append(float(np.nanmax(self.t + self.step_s)))
+        return max(times, default=None)
+
+
+@dataclass(slots=True)
+class _RankState:
+    """What is kept of a rank besides the rings."""
+
+    info: RankInfo | None = None
+    started: float = 0.0
+    heartbeat: Heartbeat | None = None
+    last_event: str = ""
+    lost_records: int = 0
+    processes: set[tuple[str, int]] = field(default_factory=set)
+
+
+class RunReader:
+    """Follows one run. Not thread-safe: one reader, one thread at a time."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        """`folder` is the run folder, `world_size` what its status says."""
+        self.folder = folder
+        self.world_size = world_size
+        self._tails: dict[str, FileTail] = {}
+        self._ranks_of_file: dict[str, set[int]] = {}
+        self._restarts_seen: Counter[str] = Counter()
+        self._bad: Counter[str] = Counter()
+        self._capacity = max(16, min(MAX_STEPS, MAX_CELLS // max(1, world_size)))
+        self._clear()
+
+    def _clear(self) -> None:
+        shape = (self.world_size, self._capacity)
+        self._column_step = np.full(self._capacity, -1, dtype=np.int64)
+        self._scalars = {name: np.full(shape, np.nan) for name in _SCALARS}
+        self._phase_s = np.full((*shape, len(PHASES)), np.nan)
+        self._states: dict[int, _RankState] = {}
+        self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
+        self._timelines: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._num_steps = 0
+        self._non_finite = 0
+
+    def refresh(self) -> bool:
+        """Read what is new; whether anything was. Files that cannot be read now are read the next time."""
+        try:
+            names = [name for name in os.listdir(telemetry_dir(self.folder)) if _is_rank_file(name)]  # noqa: PTH208
+        except OSError:
+            return False
+        has_news = False
+        for name in sorted(names):
+            tail = self._tails.setdefault(name, FileTail(telemetry_dir(self.folder) / name))
+            try:
+                lines = tail.read()
+            except OSError:
+                self._bad["unreadable"] += 1
+                continue
+            if tail.restarts > self._restarts_seen[name]:
+                self._restarts_seen[name] = tail.restarts
+                self._forget(self._ranks_of_file.pop(name, set()))
+                has_news = True
+            for line in lines:
+                self._take_line(name, line)
+            has_news = has_news or bool(lines)
+        return has_news
+
+    def _forget(self, ranks: set[int]) -> None:
+        """A file began anew: nothing of the former run is mixed with the new one."""
+        for rank in ranks:
+            self._states.pop(rank, None)
+            self._phase_s[rank] = np.nan
+            for ring in self._scalars.values():
+                ring[rank] = np.nan
+        for by_rank in self._timelines.values():
+            for rank in ranks:
+                by_rank.pop(rank, None)
+        if not self._states:
+            self._clear()
+
+    def _take_line(self, name: str, line: bytes) -> None:
+        try:
+            record = parse_line(line, self.world_size)
+        except BadLineError as bad:
+            self._bad[bad.kind] += 1
+            return
+        rank = record["rank"]
+        self._ranks_of_file.setdefault(name, set()).add(rank)
+        state = self._states.setdefault(rank, _RankState())
+        lost = record.get("lost_records", 0)
+        state.lost_records = max(state.lost_records, lost) if isinstance(lost, int) else state.lost_records
+        _TAKE[record["kind"]](self, state, record)
+
+    # ------------------------------------------------------------------------------- record kinds
+
+    def _take_hello(self, state: _RankState, record: dict[str, Any]) -> None:
+        state.processes.add((record["host"], record["pid"]))
+        cost, local_rank = record.get("region_cost_s"), record.get("local_rank")
+        state.info = RankInfo(
+            rank=record["rank"],
+            pid=record["pid"],
+            host=record["host"],
+            local_rank=local_rank if isinstance(local_rank, int) else record["rank"],
+            coords=MappingProxyType(record["coords"]),
+            backend=str(record.get("backend") or "")[:100],
+            device=str(record.get("device") or "")[:100],
+            region_cost_s=float(cost) if isinstance(cost, float) else float("nan"),
+        )
+
+    def _take_event(self, state: _RankState, record: dict[str, Any]) -> None:
+        state.last_event = record["name"]
+        self._events.append((float(record["t"]), record["rank"], record["name"]))
+
+    def _take_heartbeat(self, state: _RankState, record: dict[str, Any]) -> None:
+        collectives = record.get("collectives")
+        state.heartbeat = Heartbeat(
+            t=float(record["t"]),
+            step=record.get("step"),
+            phase=str(record.get("phase") or ""),
+            last_collective=record.get("last_collective"),
+            collectives=collectives if isinstance(collectives, int) else 0,
+        )
+
+    def _take_step(self, _: _RankState, record: dict[str, Any]) -> None:
+        step, rank = record["step"], record["rank"]
+        column = self._column_of(step)
+        if column is None:
+            return
+        for name, ring in self._scalars.items():
+            value = record.get(name)
+            ring[rank, column] = np.nan if value is None else float(value)
+        phases = np.zeros(len(PHASES))
+        for name, seconds in record["phase_s"].items():
+            phases[PHASES.index(name) if name in PHASES else _OTHER] += seconds
+        self._phase_s[rank, column] = phases
+        self._non_finite += record.get("loss_is_finite") is False
+
+    def _column_of(self, step: int) -> int | None:
+        """The ring's column of a step, cleared when a newer step takes it; None for a step already dropped."""
+        column = step % self._capacity
+        held = int(self._column_step[column])
+        if held > step:
+            return None
+        if held < step:
+            self._column_step[column] = step
+            self._phase_s[:, column] = np.nan
+            for ring in self._scalars.values():
+                ring[:, column] = np.nan
+            self._num_steps += 1
+        return column
+
+    def _take_timeline(self, _: _RankState, record: dict[str, Any]) -> None:
+        self._timelines.setdefault(record["step"], {})[record["rank"]] = tuple(map(tuple, record["actions"]))
+        while len(self._timelines) > MAX_TIMELINE_STEPS:
+            del self._timelines[min(self._timelines)]
+
+    # ------------------------------------------------------------------------------------- answer
+
+    def snapshot(self) -> Telemetry:
+        """Everything that is kept, as it is now (copies: a later refresh does not change it)."""
+        order = np.argsort(self._column_step, kind="stable")
+        order = order[self._column_step[order] >= 0]
+        rings = {name: ring[:, order] for name, ring in self._scalars.items()}
+        states = self._states
+        bad = self._bad + Counter(too_long=sum(tail.too_long for tail in self._tails.values()))
+        return Telemetry(
+            world_size=self.world_size,
+            ranks=MappingProxyType({rank: s.info for rank, s in sorted(states.items()) if s.info is not None}),
+            steps=self._column_step[order],
+            phase_s=self._phase_s[:, order],
+            **rings,
+            heartbeats=MappingProxyType({r: s.heartbeat for r, s in sorted(states.items()) if s.heartbeat is not None}),
+            events=tuple(sorted(self._events)),
+            last_event=MappingProxyType({rank: s.last_event for rank, s in sorted(states.items()) if s.last_event}),
+            timelines=MappingProxyType(
+                {s: MappingProxyType(dict(self._timelines[s])) for s in sorted(self._timelines)}
+            ),
+            num_steps=self._num_steps,
+            bad_lines=MappingProxyType({kind: count for kind, count in sorted(bad.items()) if count}),
+            lost_records=sum(state.lost_records for state in states.values()),
+            skipped_bytes=sum(tail.skipped for tail in self._tails.values()),
+            restarts=sum(tail.restarts for tail in self._tails.values()),
+            duplicated_ranks=frozenset(rank for rank, state in states.items() if len(state.processes) > 1),
+            non_finite_losses=self._non_finite,
+        )
+
+
+_TAKE = {
+    "hello": RunReader._take_hello,
+    "event": RunReader._take_event,
+    "heartbeat": RunReader._take_heartbeat,
+    "step": RunReader._take_step,
+    "timeline": RunReader._take_timeline,
+}
+
+
+def _is_rank_file(name: str) -> bool:
+    return name.startswith("rank-") and name.endswith(".jsonl")
