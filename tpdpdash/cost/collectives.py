@@ -1,0 +1,124 @@
+"""Seconds of collectives by the link that a group really crosses.
+
+A group of `size` ranks has `members` of them in each scale-up domain (node or rack). Inside one domain a ring runs at the
+scale-up link; across domains it is as fast as the network cards of its members in one domain together: a ring with eight
+ranks in each node has eight rails, one with a single rank in each node has one (design.md §5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.layout.placement import members_per_block
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tpdpdash.units import Numeric
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupLink:
+    """What the groups of one kind have to send with, a row a layout."""
+
+    size: Floats
+    """Ranks of the group (n,)."""
+    members: Floats
+    """Ranks of the group in one scale-up domain (n,)."""
+    bytes_per_s: Floats
+    """Bandwidth of a ring over the group, per rank and direction (n,)."""
+    ring_latency_s: Floats
+    """Latency of one trip around the ring (n,)."""
+    tree_latency_s: Floats
+    """Latency from the leaves of a binary tree over the group to its root (n,)."""
+
+    @property
+    def crosses(self) -> NDArray[np.bool_]:
+        """Rows whose group leaves its domain."""
+        return self.size > self.members
+
+
+def group_link(cluster: ClusterSpec, columns: LayoutColumns, kind: str, size: Floats) -> GroupLink:
+    """The link of every group of `kind` ("tp", "cp", "dp", "dp-cp", "pp", "ep", "expert-tp", "expert-dp")."""
+    members = members_per_block(columns, kind, cluster.scale_up_domain_size)
+    return link_of(cluster, size, np.minimum(members, size))
+
+
+def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
+    """The link of a group with `members` of its `size` ranks in each domain.
+
+    bandwidth = scale-up inside a domain, else min(scale-up, members · network); a trip around the ring takes a hop of the
+    network per domain and a hop of the scale-up link for the rest; a tree log2 as many of each.
+    """
+    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
+    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    crosses = size > members
+    domains = np.where(crosses, np.ceil(size / members), 0.0)
+    inside = size - domains
+    ring = inside * cluster.scale_up.latency_s + domains * cluster.network.latency_s
+    levels_in = np.ceil(np.log2(members)) * cluster.scale_up.latency_s
+    levels_out = np.ceil(np.log2(np.maximum(domains, 1.0))) * cluster.network.latency_s
+    return GroupLink(
+        size=size,
+        members=members,
+        bytes_per_s=np.where(crosses, np.minimum(up, members * net), up),
+        ring_latency_s=ring,
+        tree_latency_s=levels_in + levels_out,
+    )
+
+
+def all_gather_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
+    """Ring all-gather (or reduce-scatter) of `whole_bytes` in all: (g − 1)/g · bytes / bandwidth + (g − 1) hops; 0 alone.
+
+    Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH".
+    """
+    g = link.size
+    share = (g - 1) / g
+    return np.where(g > 1, share * whole_bytes / link.bytes_per_s + share * link.ring_latency_s, 0.0)
+
+
+reduce_scatter_s = all_gather_s
+"""A ring reduce-scatter sends what an all-gather sends."""
+
+
+def all_reduce_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
+    """All-reduce: 2 (g − 1)/g · bytes / bandwidth, with the latency of the quicker of ring and double binary tree.
+
+    NCCL chooses between both by size: https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4.
+    """
+    g = link.size
+    share = (g - 1) / g
+    latency = np.minimum(2 * share * link.ring_latency_s, 2 * link.tree_latency_s)
+    return np.where(g > 1, 2 * share * whole_bytes / link.bytes_per_s + latency, 0.0)
+
+
+def all_to_all_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
+    """All-to-all in which each rank holds `sent_bytes` for the whole group, its own part included.
+
+    The part for ranks of the same domain takes the scale-up link, the rest the rank's own network card; both run at once.
+    Left out: uneven splits, and sending a token once to a domain that holds several of its experts.
+    """
+    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
+    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    inside = sent_bytes * (link.members - 1) / link.size / up
+    outside = sent_bytes * (link.size - link.members) / link.size / net
+    latency = np.where(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
+    return np.where(link.size > 1, np.maximum(inside, outside) + latency, 0.0)
+
+
+def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
+    """One message to the neighbour in the group: bytes / bandwidth + one hop, by the slowest boundary of the group.
+
+    Where the group leaves its domain, some stage boundary crosses the network with one card.
+    """
+    up, net = cluster.scale_up, cluster.network
+    inside = sent_bytes / (up.bytes_per_s * up.efficiency) + up.latency_s
+    outside = sent_bytes / (net.bytes_per_s * net.efficiency) + net.latency_s
+    return np.where(link.size > 1, np.where(link.crosses, outside, inside), 0.0)

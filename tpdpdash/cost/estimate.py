@@ -1,0 +1,215 @@
+"""The one call: layouts in, memory and time out. Many layouts as arrays; a single layout is an array of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.activations import SELECTIVE
+from tpdpdash.cost.frameworks import framework_habits
+from tpdpdash.cost.memory import StageMemory, stage_memory
+from tpdpdash.cost.result import Estimate, StageEstimate
+from tpdpdash.cost.stages import StageKinds, stage_kinds
+from tpdpdash.cost.step import StageSeconds, StepCost, StepSeconds, step_cost
+from tpdpdash.cost.throughput import Budget, Throughput, budget, throughput
+from tpdpdash.job import Job
+from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.model.spec import ModelSpec
+from tpdpdash.training import Training
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Index = NDArray[np.intp] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimates:
+    """Estimates of n layouts. Arrays are (n,) or (n, stages)."""
+
+    model: ModelSpec
+    """What is trained."""
+    cluster: ClusterSpec
+    """What it is trained on."""
+    training: Training
+    """What a step is."""
+    columns: LayoutColumns
+    """The layouts."""
+    kinds: StageKinds
+    """What the stage axis means: every stage in order, or one entry for equal stages."""
+    memory: StageMemory
+    """Memory of each stage."""
+    time: StepSeconds
+    """The step by part."""
+    stage_time: StageSeconds
+    """One microbatch on each stage."""
+    throughput: Throughput
+    """Tokens a second, MFU, HFU."""
+    budget: Budget
+    """Days, device-hours, energy, cost."""
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def step_s(self) -> Floats:
+        """Seconds of one step (n,): the sum of the parts."""
+        return self.time.step_s
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """Memory of the fullest stage (n,)."""
+        return self.memory.peak_bytes
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Memory that a device can hand out."""
+        return self.cluster.device.usable_bytes
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether every stage fits (n,)."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    def take(self, index: Index) -> Estimates:
+        """The rows of an index or a mask."""
+        parts = {name: _rows(getattr(self, name), index) for name in _ARRAY_PARTS}
+        return replace(self, columns=self.columns.take(index), **parts)
+
+    def row(self, i: int) -> Estimate:
+        """One layout with all its stages."""
+        one = estimate(self.model, self.cluster, self.training, self.columns.take(np.array([i])))
+        return _scalar(one)
+
+
+_ARRAY_PARTS = ("kinds", "memory", "time", "stage_time", "throughput", "budget")
+
+
+def _rows(part: Any, index: Index) -> Any:
+    """The rows of a structure of arrays."""
+    return type(part)(**{field.name: getattr(part, field.name)[index] for field in fields(part)})
+
+
+def joined(parts: list[Estimates]) -> Estimates:
+    """The rows of several estimates of one job one after the other; stage axes are padded with zeros."""
+    width = max(part.kinds.count.shape[1] for part in parts)
+    arrays = {}
+    for name in _ARRAY_PARTS:
+        kind = type(getattr(parts[0], name))
+        arrays[name] = kind(
+            **{
+                f.name: np.concatenate([_wide(getattr(getattr(p, name), f.name), width) for p in parts])
+                for f in fields(kind)
+            }
+        )
+    return replace(parts[0], columns=LayoutColumns.joined([part.columns for part in parts]), **arrays)
+
+
+def _wide(array: Floats, width: int) -> Floats:
+    """A stage axis padded to `width`; arrays without one as they are."""
+    return array if array.ndim == 1 else np.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+def estimate(
+    model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns, *, every_stage: bool = True
+) -> Estimates:
+    """Memory and time of n legal layouts.
+
+    every_stage: the stage axis has every stage in order; otherwise equal stages share an entry, as the search wants it.
+    Time is computed once per distinct stage either way, so that both give the same figures to the last bit.
+    """
+    habits = framework_habits(training.framework)
+    kinds = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks)
+    cost = step_cost(model, cluster, training, habits, columns, kinds)
+    stage_time = cost.stages
+    if every_stage:
+        full = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks, every_stage=True)
+        stage_time, kinds = _spread(stage_time, kinds, full), full
+    memory = stage_memory(model, cluster, training, habits, columns, kinds)
+    step_s = cost.parts.step_s
+    speed = throughput(
+        model,
+        cluster,
+        training,
+        columns,
+        step_s,
+        _recomputed(cost, columns, habits.selective_kind),
+        _only_attention(columns, habits.selective_kind),
+    )
+    return Estimates(
+        model=model,
+        cluster=cluster,
+        training=training,
+        columns=columns,
+        kinds=kinds,
+        memory=memory,
+        time=cost.parts,
+        stage_time=stage_time,
+        throughput=speed,
+        budget=budget(cluster, training, columns, speed.tokens_per_s),
+    )
+
+
+def _only_attention(columns: LayoutColumns, selective_kind: str) -> NDArray[np.bool_]:
+    """Rows that recompute core attention only."""
+    return (columns.recompute == SELECTIVE) & (selective_kind == "core_attention")
+
+
+def _recomputed(cost: StepCost, columns: LayoutColumns, selective_kind: str) -> Floats:
+    """Share of the layers' forward pass that is computed again (n,); half of it where operators or layers are selected."""
+    half = (columns.recompute == SELECTIVE) & (selective_kind != "core_attention")
+    return cost.gemm_recompute_frac * np.where(half, 0.5, 1.0)
+
+
+def _spread(times: StageSeconds, kinds: StageKinds, full: StageKinds) -> StageSeconds:
+    """Stage times of joined kinds, given back to every stage."""
+    names = ("dense_layers", "moe_layers", "is_first", "is_last")
+    same = np.ones((*full.count.shape, kinds.count.shape[1]), np.bool_)
+    for name in names:
+        same &= getattr(full, name)[:, :, None] == getattr(kinds, name)[:, None, :]
+    which = (same & kinds.exists[:, None, :]).argmax(axis=2)
+    forward = np.where(full.exists, np.take_along_axis(times.forward_s, which, axis=1), 0.0)
+    backward = np.where(full.exists, np.take_along_axis(times.backward_s, which, axis=1), 0.0)
+    return StageSeconds(forward_s=forward, backward_s=backward)
+
+
+def estimate_layout(model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns) -> Estimate:
+    """The estimate of the only row of `columns`."""
+    return _scalar(estimate(model, cluster, training, columns))
+
+
+def estimate_job(job: Job) -> Estimate:
+    """The estimate of the layout that a job describes. Raises InvalidInputError with every fault of the layout."""
+    resolved = job.resolved()
+    columns = LayoutColumns.from_layouts([resolved.layout()])
+    return estimate_layout(resolved.model, resolved.cluster, resolved.training, columns)
+
+
+def _scalar(one: Estimates) -> Estimate:
+    """The first row as plain numbers."""
+    layout = one.columns.layout(0)
+    memory, times = one.memory, one.stage_time
+    stages = tuple(
+        StageEstimate(
+            stage=s,
+            layers=int(one.columns.stage_layers[0, s]),
+            forward_s=float(times.forward_s[0, s]),
+            backward_s=float(times.backward_s[0, s]),
+            **{field.name: float(getattr(memory, field.name)[0, s]) for field in fields(memory)},
+        )
+        for s in range(layout.pp)
+    )
+    return Estimate(
+        layout=layout,
+        capacity_bytes=one.capacity_bytes,
+        peak_bytes=float(one.peak_bytes[0]),
+        stages=stages,
+        parts={field.name: float(getattr(one.time, field.name)[0]) for field in fields(one.time)},
+        throughput={field.name: float(getattr(one.throughput, field.name)[0]) for field in fields(one.throughput)},
+        budget={field.name: float(getattr(one.budget, field.name)[0]) for field in fields(one.budget)},
+        num_microbatches=int(layout.num_microbatches(one.training.global_batch_size)),
+    )

@@ -1,0 +1,243 @@
+"""Memory of each pipeline stage: every part of design.md §5, as arrays (n layouts, stages)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.activations import FULL, KeptBytes, kept_bytes
+from tpdpdash.cost.frameworks import FrameworkHabits
+from tpdpdash.cost.parameters import LayerShard, embedding_shard, head_shard, layer_shard, vocab_rows
+from tpdpdash.cost.stages import StageKinds
+from tpdpdash.cost.states import StateBytes, compute_bytes, sharded, state_bytes
+from tpdpdash.layout.columns import RECOMPUTE_METHODS, LayoutColumns
+from tpdpdash.model.spec import ModelSpec
+from tpdpdash.schedule.closed_form import microbatches_in_flight
+from tpdpdash.training import Training
+from tpdpdash.units import ceil_div
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+BLOCK = RECOMPUTE_METHODS.index("block")
+GATHERED_LAYERS = 2.0
+"""Under ZeRO-3 the layer in use and the one that is prefetched are whole."""
+MESSAGE_BUFFERS = 2.0
+"""Stage boundaries: one tensor received and one being sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageMemory:
+    """Bytes on one rank of each stage, every array (n, stages); 0 where a row has fewer stages."""
+
+    weights_bytes: Floats
+    """Weights of the stage, sharded by ZeRO-3."""
+    gradients_bytes: Floats
+    """Gradients that stay allocated, sharded from ZeRO-2."""
+    optimizer_bytes: Floats
+    """Masters and moments, sharded from ZeRO-1; 0 where they live in host memory."""
+    activations_bytes: Floats
+    """Kept for backward, over all microbatches in flight, with the working set of recompute."""
+    logits_bytes: Floats
+    """Logits, their softmax and gradient on the last stage."""
+    buffers_bytes: Floats
+    """Gathered weights (ZeRO-3), gradient buckets, stage and sequence messages, context parallel blocks."""
+    overhead_bytes: Floats
+    """Context, workspace and allocator slack of the device."""
+
+    @property
+    def total_bytes(self) -> Floats:
+        """All parts (n, stages)."""
+        states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return states + self.activations_bytes + self.logits_bytes + self.buffers_bytes + self.overhead_bytes
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """The fullest stage of each row (n,)."""
+        return self.total_bytes.max(axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageParameters:
+    """Parameters on one rank of each stage, (n, stages)."""
+
+    dense: Floats
+    """All but routed experts."""
+    experts: Floats
+    """Routed experts."""
+    largest_unit: Floats
+    """The largest unit that ZeRO-3 gathers at once: a layer (n, 1)."""
+    ends: Floats
+    """Embedding and head, part of `dense`."""
+
+
+def _column(values: Floats) -> Floats:
+    return values[:, None]
+
+
+def stage_parameters(
+    model: ModelSpec, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+) -> StageParameters:
+    """Parameters that one rank of each stage holds, before ZeRO."""
+    shards: list[tuple[Floats, LayerShard]] = []
+    for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
+        if layers.any():
+            shards.append((layers, layer_shard(model, moe, tp=columns.tp, ep=columns.ep, etp=columns.etp)))
+    dense = sum((layers * _column(shard.dense) for layers, shard in shards), np.zeros_like(kinds.count))
+    experts = sum((layers * _column(shard.experts + 0.0 * columns.tp) for layers, shard in shards), 0.0 * dense)
+    embedding = embedding_shard(model, tp=columns.tp, framework=habits.name)
+    head = head_shard(model, tp=columns.tp, pp=columns.pp, framework=habits.name)
+    ends = kinds.is_first * _column(embedding) + kinds.is_last * _column(head)
+    largest = np.zeros(len(columns))
+    for _, shard in shards:
+        largest = np.maximum(largest, shard.dense + shard.experts)
+    return StageParameters(dense=dense + ends, experts=experts, largest_unit=_column(largest), ends=ends)
+
+
+def shard_sizes(columns: LayoutColumns) -> tuple[Floats, Floats]:
+    """Ranks over which ZeRO shards (dense parameters, experts), each (n,).
+
+    Dense parameters: dp_shard_size · cp, since context parallel ranks hold the same weights; experts: the same share of
+    expert-dp = tp · cp · dp / (etp · ep).
+    """
+    dense = columns.dp_shard_size * columns.cp
+    experts = np.maximum(columns.expert_dp * columns.dp_shard_size / columns.dp, 1.0)
+    return dense, experts
+
+
+def stage_memory(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: Training,
+    habits: FrameworkHabits,
+    columns: LayoutColumns,
+    kinds: StageKinds,
+) -> StageMemory:
+    """Memory of each stage kind of n layouts.
+
+    Left out: fragmentation beyond the device's overhead, temporary tensors of single operators, host memory.
+    """
+    parameters = stage_parameters(model, habits, columns, kinds)
+    states = _states(state_bytes(training, habits), columns, parameters)
+    weights, gradients, optimizer = (part * kinds.exists for part in states)
+    activations = _activations(model, training, habits, columns, kinds)
+    logits = _logits(model, training, habits, columns, kinds)
+    buffers = _buffers(model, training, habits, columns, parameters)
+    exists = kinds.exists
+    return StageMemory(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=np.where(_column(columns.offload_optimizer), 0.0, optimizer),
+        activations_bytes=np.where(exists, activations, 0.0),
+        logits_bytes=logits,
+        buffers_bytes=np.where(exists, buffers, 0.0),
+        overhead_bytes=np.where(exists, cluster.device.overhead_bytes, 0.0),
+    )
+
+
+def _states(each: StateBytes, columns: LayoutColumns, held: StageParameters) -> tuple[Floats, Floats, Floats]:
+    """(weights, gradients, optimizer) bytes, each (n, stages)."""
+    dense_size, expert_size = (_column(size) for size in shard_sizes(columns))
+    zero = _column(columns.zero_stage)
+    parts = []
+    for per_parameter, stage in ((each.weights, 3), (each.gradients, 2), (each.optimizer, 1)):
+        dense = sharded(per_parameter, held.dense, zero >= stage, dense_size)
+        parts.append(np.asarray(dense + sharded(per_parameter, held.experts, zero >= stage, expert_size)))
+    return parts[0], parts[1], parts[2]
+
+
+def tokens_per_microbatch(training: Training, columns: LayoutColumns) -> Floats:
+    """Tokens of one microbatch on one rank: b · s / cp (n,)."""
+    return columns.micro_batch_size * training.seq_len / columns.cp
+
+
+def _activations(
+    model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+) -> Floats:
+    """Kept activations over the microbatches in flight, and the working set of one recompute, (n, stages)."""
+    tokens = _column(tokens_per_microbatch(training, columns))
+    split = np.where(columns.sequence_parallel, columns.tp, 1.0)
+    kept, working = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
+    for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
+        if not layers.any():
+            continue
+        each = kept_bytes(
+            model, training, habits, moe, tp=columns.tp, etp=columns.etp, sequence_parallel=columns.sequence_parallel
+        )
+        kept = kept + _kept_by_layers(each, columns, layers, kinds.layers)
+        working = np.maximum(working, np.where(layers > 0, _working_set(each, columns), 0.0))
+    residual = compute_bytes(training) * model.hidden_size / split
+    kept = kept + kinds.is_last * _column(2 * residual)
+    if training.dropout > 0:
+        kept = kept + kinds.is_first * _column(model.hidden_size / split)
+    in_flight = microbatches_in_flight(
+        _column(columns.schedule),
+        _column(columns.pp),
+        _column(columns.num_microbatches(training.global_batch_size)),
+        _column(columns.num_model_chunks),
+        kinds.index,
+    )
+    offloaded = np.where(_column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
+    return tokens * (kept * offloaded + working)
+
+
+def recomputed_layers(columns: LayoutColumns, layers: Floats) -> Floats:
+    """Layers of each stage that recompute, (n, stages): all, or with method block the first recompute_num_layers."""
+    asked = _column(np.where(np.isnan(columns.recompute_num_layers), np.inf, columns.recompute_num_layers))
+    blocked = np.where(_column(columns.recompute_method == BLOCK), np.minimum(layers, asked), layers)
+    return np.where(_column(columns.recompute > 0), blocked, 0.0)
+
+
+def _block_size(columns: LayoutColumns) -> Floats:
+    """Layers between two kept inputs under full uniform recompute, (n, 1)."""
+    uniform = (columns.recompute == FULL) & (columns.recompute_method != BLOCK)
+    asked = np.where(np.isnan(columns.recompute_num_layers), 1.0, columns.recompute_num_layers)
+    return _column(np.where(uniform, asked, 1.0))
+
+
+def _kept_by_layers(each: KeptBytes, columns: LayoutColumns, layers: Floats, all_layers: Floats) -> Floats:
+    """Bytes per token that layers of one type keep on each stage, (n, stages)."""
+    share = recomputed_layers(columns, all_layers) / np.maximum(all_layers, 1.0)
+    recomputed = layers * share
+    inputs = ceil_div(recomputed, _block_size(columns))
+    kept = np.where(_column(columns.recompute == FULL), inputs, recomputed) * _column(each.of(columns.recompute))
+    return kept + (layers - recomputed) * _column(each.everything + 0.0 * columns.tp)
+
+
+def _working_set(each: KeptBytes, columns: LayoutColumns) -> Floats:
+    """Activations of the layers that are being recomputed, beyond what they keep, per token (n, 1)."""
+    more = np.maximum(each.everything - each.of(columns.recompute), 0.0)
+    return np.where(_column(columns.recompute > 0), _column(more) * _block_size(columns), 0.0)
+
+
+def _logits(
+    model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+) -> Floats:
+    """Logits of the last stage: tokens · padded V / tp elements; GPipe holds every microbatch's until its backward."""
+    rows = vocab_rows(model, columns.tp, habits.name)
+    held = np.where(columns.is_schedule("gpipe"), columns.num_microbatches(training.global_batch_size), 1.0)
+    element = habits.logit_kept_bytes * tokens_per_microbatch(training, columns) * rows * held
+    return kinds.is_last * _column(element)
+
+
+def _buffers(
+    model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, held: StageParameters
+) -> Floats:
+    """Communication buffers, (n, stages)."""
+    element, h = compute_bytes(training), model.hidden_size
+    tokens = tokens_per_microbatch(training, columns)
+    split = np.where(columns.sequence_parallel, columns.tp, 1.0)
+    gathers = (columns.zero_stage >= 3) & (columns.dp_shard_size * columns.cp > 1)
+    gradient = element + state_bytes(training, habits).gradients
+    unit = held.largest_unit * (GATHERED_LAYERS * element + gradient) + held.ends * element
+    messages = np.where(columns.pp > 1, MESSAGE_BUFFERS * element * tokens * h / split, 0.0)
+    sequence = np.where(columns.sequence_parallel & (columns.tp > 1), element * tokens * h, 0.0)
+    kv = model.num_kv_heads * (model.query_head_dim + model.value_head_dim) / columns.tp
+    ring = np.where(columns.cp > 1, 2 * element * tokens * kv, 0.0)
+    buckets = np.where((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
+    return np.where(_column(gathers), unit, 0.0) + _column(messages + sequence + ring + buckets)

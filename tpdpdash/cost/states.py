@@ -1,0 +1,72 @@
+"""Bytes of model states: weights, gradients and optimizer states, and what ZeRO shards of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.cost.frameworks import FrameworkHabits
+from tpdpdash.training import Training
+
+if TYPE_CHECKING:
+    from tpdpdash.units import Numeric
+
+DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+MOMENTS = {"adamw": 2.0, "adam8bit": 2.0, "lion": 1.0, "muon": 1.0, "sgd": 0.0}
+"""State values of each parameter. sgd is counted without momentum, torch's default. muon keeps one for its matrices;
+that its embedding, head and norms use Adam (one more value for them) is left out."""
+ADAM8BIT_BLOCK = 256
+"""8-bit moments have one fp32 scale per block of 256: bitsandbytes, arXiv:2110.02861."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that each parameter holds in each kind of state, before sharding."""
+
+    weights: float
+    """The weights that compute reads, or the fp32 weights of frameworks that cast."""
+    gradients: float
+    """Gradients that stay allocated through a step."""
+    optimizer: float
+    """fp32 masters where the weights are 16-bit, and the moments."""
+
+    @property
+    def total(self) -> float:
+        """Bytes per parameter."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def compute_bytes(training: Training) -> float:
+    """Bytes of an activation or a gathered weight: 2, or 4 in fp32. fp8 GEMMs keep 16-bit tensors beside their casts."""
+    return 4.0 if training.precision == "fp32" else 2.0
+
+
+def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
+    """Bytes per parameter of each state.
+
+    Megatron: 16-bit weights 2 + fp32 main gradients 4 + fp32 master 4 + two fp32 moments 8 = 18; with 16-bit gradients
+    16, the convention of ZeRO (arXiv:1910.02054 §3.1). fp32: 4 + 4 + 8. FSDP and the built-in worker hold fp32 weights:
+    4 + 4 + 8. A framework that keeps 16-bit gradients beside fp32 ones adds 2 (Megatron-DeepSpeed, bf16).
+    """
+    fp32_weights = training.precision == "fp32" or habits.holds_fp32_weights
+    gradients = 4.0 if fp32_weights else DTYPE_BYTES[training.gradient_dtype]
+    if habits.keeps_16bit_gradients and not fp32_weights and training.gradient_dtype == "fp32":
+        gradients += 2.0
+    moment = DTYPE_BYTES[training.optimizer_states]
+    if training.optimizer == "adam8bit":
+        moment = 1.0 + 4.0 / ADAM8BIT_BLOCK
+    return StateBytes(
+        weights=4.0 if fp32_weights else 2.0,
+        gradients=gradients,
+        optimizer=(0.0 if fp32_weights else 4.0) + MOMENTS[training.optimizer] * moment,
+    )
+
+
+def sharded(bytes_per_parameter: float, parameters: Numeric, is_sharded: Numeric, shard_size: Numeric) -> Numeric:
+    """Bytes of one state on one rank: whole, or 1 / shard_size of it.
+
+    ZeRO, arXiv:1910.02054 figure 1: optimizer states are sharded from stage 1, gradients from 2, weights from 3.
+    """
+    return bytes_per_parameter * parameters / np.where(is_sharded, shard_size, 1.0)

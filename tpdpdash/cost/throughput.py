@@ -1,0 +1,95 @@
+"""From a step time to what people ask for: tokens a second, MFU and HFU, days, energy and money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.operators import dense_peak
+from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.model.counts import TRAINING_FLOPS_PER_FORWARD_FLOP, forward_flops_per_token
+from tpdpdash.model.spec import ModelSpec
+from tpdpdash.training import Training
+from tpdpdash.units import DAY_S, HOUR_S, JOULES_PER_KWH
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Throughput:
+    """Speed of n layouts, each (n,)."""
+
+    tokens_per_s: Floats
+    """Tokens a second over all devices."""
+    tokens_per_s_per_device: Floats
+    """Tokens a second and device."""
+    model_flops_per_s_per_device: Floats
+    """Model FLOP/s: three forward passes, causal attention counted half, nothing recomputed."""
+    mfu: Floats
+    """Model FLOP/s over the dense 16-bit peak (fp32 peak when training in fp32)."""
+    hfu: Floats
+    """The same with recomputed forward passes counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Budget:
+    """What training.tokens cost, each (n,); NaN = unknown."""
+
+    days: Floats
+    """Days of training."""
+    device_hours: Floats
+    """Devices times hours."""
+    energy_kwh: Floats
+    """Board power times time; without hosts, network and cooling."""
+    cost: Floats
+    """Device-hours times the cluster's price, in dollars."""
+
+
+def throughput(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: Training,
+    columns: LayoutColumns,
+    step_s: Floats,
+    recomputed_frac: Floats,
+    attention_only: NDArray[np.bool_],
+) -> Throughput:
+    """Speed from step times.
+
+    recomputed_frac: share of the layers' forward pass that is computed again; attention_only: rows where only core
+    attention is (selective recompute as Korthikanti 2022 means it).
+    """
+    tokens_per_s = training.tokens_per_step / step_s
+    devices = columns.world_size
+    forward = forward_flops_per_token(model, training.seq_len, causal=True)
+    per_token = TRAINING_FLOPS_PER_FORWARD_FLOP * forward.total
+    again = recomputed_frac * np.where(attention_only, forward.attention, forward.gemm + forward.attention)
+    peak = dense_peak(cluster.device, training.precision)
+    each = tokens_per_s / devices
+    return Throughput(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=each,
+        model_flops_per_s_per_device=each * per_token,
+        mfu=each * per_token / peak,
+        hfu=each * (per_token + again) / peak,
+    )
+
+
+def budget(cluster: ClusterSpec, training: Training, columns: LayoutColumns, tokens_per_s: Floats) -> Budget:
+    """Days, device-hours, energy and cost of training.tokens; all NaN without tokens, cost NaN without a price."""
+    tokens = float("nan") if training.tokens is None else training.tokens
+    price = float("nan") if cluster.price_per_device_hour is None else cluster.price_per_device_hour
+    seconds = tokens / tokens_per_s
+    device_hours = seconds / HOUR_S * columns.world_size
+    return Budget(
+        days=seconds / DAY_S,
+        device_hours=device_hours,
+        energy_kwh=device_hours * HOUR_S * cluster.device.power_w / JOULES_PER_KWH,
+        cost=device_hours * price,
+    )

@@ -1,0 +1,148 @@
+"""Data parallel and stage-to-stage messages of one step: gradients, weights, activations between stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, group_link, link_of, point_to_point_s
+from tpdpdash.cost.frameworks import FrameworkHabits
+from tpdpdash.cost.memory import StageParameters, shard_sizes
+from tpdpdash.cost.operators import DeviceRates
+from tpdpdash.cost.passes import Links, hidden
+from tpdpdash.cost.stages import StageKinds
+from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+def layout_links(cluster: ClusterSpec, columns: LayoutColumns) -> Links:
+    """The link of every group of n layouts."""
+    dense_size, expert_size = shard_sizes(columns)
+    data = group_link(cluster, columns, "dp-cp", columns.dp * columns.cp)
+    experts = group_link(cluster, columns, "expert-dp", columns.expert_dp)
+    members = np.minimum(data.members, dense_size)
+    replicas = columns.dp / columns.dp_shard_size
+    return Links(
+        tp=group_link(cluster, columns, "tp", columns.tp),
+        cp=group_link(cluster, columns, "cp", columns.cp),
+        pp=group_link(cluster, columns, "pp", columns.pp),
+        ep=group_link(cluster, columns, "ep", columns.ep),
+        expert_tp=group_link(cluster, columns, "expert-tp", columns.etp),
+        shard=link_of(cluster, dense_size, members),
+        replica=link_of(cluster, replicas, np.minimum(np.maximum(data.members / dense_size, 1.0), replicas)),
+        expert_shard=link_of(cluster, expert_size, np.minimum(experts.members, expert_size)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DataSeconds:
+    """Data parallel messages, exposed [s], each (n, stages)."""
+
+    per_microbatch_s: Floats
+    """In every microbatch: ZeRO-3's gathers and reductions, ZeRO-2's reductions where the framework does so."""
+    per_step_s: Floats
+    """Once a step: gradients at its end, updated weights at its start."""
+
+
+def _wide(link: GroupLink) -> GroupLink:
+    """The same link as a column, to meet (n, stages) arrays."""
+    return GroupLink(
+        size=link.size[:, None],
+        members=link.members[:, None],
+        bytes_per_s=link.bytes_per_s[:, None],
+        ring_latency_s=link.ring_latency_s[:, None],
+        tree_latency_s=link.tree_latency_s[:, None],
+    )
+
+
+def gradient_reduction_s(held: StageParameters, rates: DeviceRates, columns: LayoutColumns, links: Links) -> Floats:
+    """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over the
+    shard group; under HSDP the shards are all-reduced over their replicas."""
+    shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
+    dense, routed = rates.gradient_bytes * held.dense, rates.gradient_bytes * held.experts
+    whole = all_reduce_s(dense, shard) + np.where(routed > 0, all_reduce_s(routed, experts), 0.0)
+    scattered = all_gather_s(dense, shard) + np.where(routed > 0, all_gather_s(routed, experts), 0.0)
+    replicas = all_reduce_s((dense + routed) / shard.size, replica)
+    return np.where(columns.zero_stage[:, None] == 0, whole, scattered) + replicas
+
+
+def weight_gather_s(held: StageParameters, rates: DeviceRates, links: Links) -> Floats:
+    """Gathering a stage's weights in the compute precision, nothing hidden (n, stages)."""
+    shard, experts = _wide(links.shard), _wide(links.expert_shard)
+    routed = rates.element_bytes * held.experts
+    return all_gather_s(rates.element_bytes * held.dense, shard) + np.where(
+        routed > 0, all_gather_s(routed, experts), 0.0
+    )
+
+
+def data_s(
+    habits: FrameworkHabits,
+    rates: DeviceRates,
+    columns: LayoutColumns,
+    links: Links,
+    held: StageParameters,
+    kinds: StageKinds,
+    forward_s: Floats,
+    backward_s: Floats,
+) -> DataSeconds:
+    """Exposed data parallel time. forward_s, backward_s: one microbatch on each stage (n, stages).
+
+    Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last reduction
+    have nothing beside them. ZeRO-1 and 2: gradients once a step beside the last backward, weights beside the first
+    forward. ZeRO-3: weights gathered in forward and again in backward of every microbatch.
+    """
+    zero = columns.zero_stage[:, None]
+    share = 1 - 1 / np.maximum(kinds.layers, 1.0)
+    reduce_beside = np.where(columns.overlap_grad_reduce[:, None], backward_s * share, 0.0)
+    gather_beside = np.where(columns.overlap_param_gather[:, None], forward_s * share, 0.0)
+    again_beside = np.where(columns.overlap_param_gather[:, None], backward_s * share, 0.0)
+    reduce_s = gradient_reduction_s(held, rates, columns, links)
+    gather_s = weight_gather_s(held, rates, links)
+    gain = habits.hidden_frac
+    again = habits.gathers_per_microbatch - 1
+    in_forward = hidden(gather_s, gather_beside, gain)
+    each_time = (zero >= 2) & habits.reduces_every_microbatch
+    # Under ZeRO-3 the second gather and the reduction share backward.
+    in_backward = np.where(zero >= 3, again * gather_s, 0.0) + np.where(each_time, reduce_s, 0.0)
+    beside = np.where(zero >= 3, np.maximum(again_beside, reduce_beside), reduce_beside)
+    exposed_backward = hidden(in_backward, beside, gain)
+    per_microbatch = np.where(zero >= 3, in_forward, 0.0) + exposed_backward
+    last_reduction = np.where(each_time, 0.0, hidden(reduce_s, reduce_beside, gain))
+    first_gather = np.where((zero >= 1) & (zero < 3), in_forward, 0.0)
+    exists = kinds.exists
+    return DataSeconds(
+        per_microbatch_s=np.where(exists, per_microbatch, 0.0),
+        per_step_s=np.where(exists, last_reduction + first_gather, 0.0),
+    )
+
+
+def stage_hop_s(
+    model: ModelSpec, cluster: ClusterSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats
+) -> Floats:
+    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism."""
+    split = np.where(columns.sequence_parallel, columns.tp, 1.0)
+    return point_to_point_s(rates.element_bytes * tokens * model.hidden_size / split, cluster, links.pp)
+
+
+def exposed_hops_s(habits: FrameworkHabits, columns: LayoutColumns, hop_s: Floats) -> Floats:
+    """Stage messages that one microbatch waits for in one direction (n,): one for each chunk, less what is hidden."""
+    interleaved = columns.num_model_chunks > 1
+    kept = 1 - np.where(interleaved, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
+    return columns.num_model_chunks * kept * hop_s
+
+
+def tied_embedding_s(
+    model: ModelSpec, cluster: ClusterSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, rows: Floats
+) -> Floats:
+    """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,)."""
+    if not model.tied_embeddings:
+        return np.zeros(len(columns))
+    return point_to_point_s(rates.gradient_bytes * rows * model.hidden_size, cluster, links.pp)
