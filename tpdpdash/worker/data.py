@@ -16,6 +16,9 @@ NUM_BYTES = 256
 SKEW = 3.0
 """Token = ⌊V · u^SKEW⌋ with u uniform: low ids are frequent, so that there is something to learn and the loss falls."""
 
+SEED_STRIDE = 1_000_003
+"""Distance between the sequences of one seed and of the next; a prime."""
+
 
 class SyntheticTokens:
     """Independent tokens from a skewed distribution over the vocabulary."""
@@ -27,7 +30,8 @@ class SyntheticTokens:
 
     def sequence(self, index: int) -> torch.Tensor:
         """Sequence `index` of the run: seq_len + 1 tokens, int64, on the CPU."""
-        generator = torch.Generator().manual_seed((self._seed << 32) + index)
+        # The CPU generator takes 32 bits of a seed: sequences of one run stay distinct, other runs start elsewhere.
+        generator = torch.Generator().manual_seed((self._seed * SEED_STRIDE + index) % 2**32)
         uniform = torch.rand(self._seq_len + 1, generator=generator, dtype=torch.float64)
         return (self._vocab_size * uniform**SKEW).long()
 

@@ -51,7 +51,8 @@ class ShardedOptimizer:
         self._master = self._own_values if weights.values.dtype == torch.float32 else self._own_values.float()
         self._num_steps = 0
         self._moments = [torch.zeros_like(self._master, dtype=state_dtype) for _ in range(2 if kind == "adamw" else 0)]
-        self.loss_scale = FIRST_LOSS_SCALE if weights.values.dtype == torch.float16 else 1.0
+        self._is_scaled = weights.values.dtype == torch.float16
+        self.loss_scale = FIRST_LOSS_SCALE if self._is_scaled else 1.0
         """Factor on the loss, and so on the gradients, before backward."""
         self._steps_at_scale = 0
 
@@ -61,11 +62,11 @@ class ShardedOptimizer:
         if self._weights.num_partial:
             self._tp.all_reduce(self._weights.gradients[: self._weights.num_partial])
         gradients = self._reduce()
-        is_usable = self.loss_scale == 1.0 or self._is_finite(gradients)
+        is_usable = not self._is_scaled or self._is_finite(gradients)
         with self._probe.phase("optimizer"):
             if is_usable:
                 self._num_steps += 1
-                self._update(gradients.float() / self.loss_scale if self.loss_scale != 1.0 else gradients.float())
+                self._update(gradients.float() / self.loss_scale if self._is_scaled else gradients.float())
                 if self._master is not self._own_values:
                     self._own_values.copy_(self._master)
             self._weights.gradients.zero_()
@@ -105,16 +106,16 @@ class ShardedOptimizer:
         """Whether no rank of the world overflowed: all of them must skip the same step."""
         with self._probe.phase("dp", "all_reduce"):
             is_finite = gradients.isfinite().all().float()
-            if dist.get_world_size() > 1:
+            if dist.is_initialized():
                 dist.all_reduce(is_finite, op=dist.ReduceOp.MIN)
             return bool(is_finite)
 
     def _adapt_loss_scale(self, was_usable: bool) -> None:
-        if self.loss_scale == 1.0:
+        if not self._is_scaled:
             return
         self._steps_at_scale = self._steps_at_scale + 1 if was_usable else 0
         if not was_usable:
-            self.loss_scale = max(2.0, self.loss_scale / 2)
+            self.loss_scale = max(1.0, self.loss_scale / 2)
         elif self._steps_at_scale == GROWTH_INTERVAL:
             self.loss_scale *= 2
             self._steps_at_scale = 0

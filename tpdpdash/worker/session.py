@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.job import Job
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rules import check_layout
 from tpdpdash.model.spec import ModelSpec
@@ -19,6 +20,9 @@ from tpdpdash.training import Training
 from tpdpdash.worker.data import SyntheticTokens, TextTokens, Tokens
 from tpdpdash.worker.groups import make_groups
 from tpdpdash.worker.train import SEED, Place, Trainer
+
+if TYPE_CHECKING:
+    from tpdpdash.job import Job
 
 DEFAULT_STEPS = 20
 """Steps of a run whose job does not say."""
@@ -29,11 +33,13 @@ STEP_TIMEOUT = timedelta(seconds=60)
 
 
 def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
-    """Train the job, whose framework is "builtin", on this rank to its end. Raises InvalidInputError with all that the worker cannot run."""
+    """Train the job, whose framework is "builtin", to its end. Raises InvalidInputError with all that cannot run."""
     refuse(job, layout)
     training = job.training
     tokens = open_tokens(job.model, training, text)
     device = open_device(job.cluster.device.is_cpu)
+    if layout.pp > 1:
+        import_pipelining()
     probe.event("connecting")
     connect(device, layout.world_size)
     probe.event("building")
@@ -54,6 +60,11 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     dist.barrier()  # a rank that leaves early looks to its peers like one that died
     dist.destroy_process_group()
     probe.close()
+
+
+def import_pipelining() -> None:
+    """Import it while the event is "importing": it takes as long as torch itself, and only pipelines need it."""
+    importlib.import_module("tpdpdash.worker.pipeline")
 
 
 def refuse(job: Job, layout: Layout) -> None:
