@@ -14,6 +14,7 @@ from tpdpdash.ui.token import is_start_token
 
 _KEY = "start-token"
 _QUERY = "token"
+_TAKEN = "start-token-taken"
 
 _KEEPER_JS = """
 export default function (component) {
@@ -35,7 +36,8 @@ export default function (component) {
   } catch (blocked) {
     kept = data.accepted
   }
-  if (kept && kept !== data.presented) setStateValue("token", kept)
+  // A token that came by the address is answered too: the server waits for it with a clean address.
+  if (fresh !== null || (kept && kept !== data.presented)) setStateValue("token", kept ?? "")
 }
 """
 
@@ -45,21 +47,30 @@ def _keeper() -> object:
     return st.components.v2.component("tpdpdash_token_keeper", html="<span hidden></span>", js=_KEEPER_JS)
 
 
-def take_token() -> None:
-    """Called by app.py on every full run: token from the address or the browser → this session."""
+def take_token() -> bool:
+    """Called by app.py first on every full run: token from the address or the browser → this session.
+
+    False on the one run whose address still holds the token: app.py ends there, and the component starts it anew
+    once the address is clean. (Taking it out on the server would leave it in the browser's history.)
+    """
     from_address = st.query_params.get(_QUERY)
-    if from_address is not None:
-        del st.query_params[_QUERY]
-        if is_start_token(from_address) or not may_start():
-            st.session_state[_KEY] = from_address
+    if from_address is not None and (is_start_token(from_address) or not may_start()):
+        st.session_state[_KEY] = from_address
+    is_first_run = from_address is not None and st.session_state.get(_TAKEN) != from_address
+    st.session_state[_TAKEN] = from_address
     presented = st.session_state.get(_KEY)
     accepted = presented if is_start_token(presented) else None
     data = {"presented": presented, "accepted": accepted, "refused": None if accepted else presented}
     result = _keeper()(key="token-keeper", data=data, height=1, on_token_change=lambda: None)  # type: ignore[operator]
+    if is_first_run:
+        return False
+    if from_address is not None:
+        del st.query_params[_QUERY]
     from_browser = getattr(result, "token", None)
     if accepted is None and from_browser and from_browser != presented:
         st.session_state[_KEY] = from_browser
         st.rerun()
+    return True
 
 
 def may_start() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpdpdash.text import fault_text, t
@@ -48,7 +49,7 @@ def here_sentence(detection: Detection) -> tuple[str, str]:
         name = device.name or t("a GPU that is lost")
         kinds[name] = kinds.get(name, 0) + 1
     listed = ", ".join(f"{count} × {literal(name)}" for name, count in kinds.items())
-    hidden = sum(not device.visible for device in detection.devices)
+    hidden = sum(device.visible is False for device in detection.devices)
     lost = [str(device.index) for device in detection.devices if device.lost]
     notes = [t("Driver {version}", version=literal(detection.driver_version or t(UNKNOWN))), cpu]
     if hidden:
@@ -99,14 +100,14 @@ def live_metrics(detection: Detection) -> list[Metric]:
     powers = [d.power_w for d in devices if d.power_w is not None]
     free = [d.free_bytes for d in devices if d.free_bytes is not None]
     return [
-        Metric(label=t("GPUs"), value=str(len(devices)), note=t("{n} visible", n=sum(d.visible for d in devices))),
+        Metric(label=t("GPUs"), value=str(len(devices)), note=t("{n} visible to CUDA", n=detection.num_visible)),
         _sum_metric(t("Memory"), totals, len(devices), GIB, "GiB"),
         _sum_metric(t("Free now"), free, len(devices), GIB, "GiB"),
         _sum_metric(t("Power"), powers, len(devices), 1.0, "W"),
     ]
 
 
-def _sum_metric(label: str, values: list[float], count: int, factor: float, unit: str) -> Metric:
+def _sum_metric(label: str, values: Sequence[float], count: int, factor: float, unit: str) -> Metric:
     if not values:
         return Metric(label=label, value=t(UNKNOWN), note=t("none of {count} reports it", count=count))
     note = t("all report") if len(values) == count else t("{n} of {count} report", n=len(values), count=count)

@@ -6,25 +6,34 @@ No thread is started here and none calls streamlit: readers are refreshed by who
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, write_job
-from tpdpdash.ui import state
+from tpdpdash.ui import access, state
 
 if TYPE_CHECKING:
     from tpdpdash.cluster.nvml import Detection
     from tpdpdash.cluster.spec import ClusterSpec
-    from tpdpdash.cost.estimate import Estimate
+    from tpdpdash.cost.result import Estimate
+    from tpdpdash.run.change import Change
+    from tpdpdash.run.folder import RunFolder
+    from tpdpdash.run.history import RunView
+    from tpdpdash.run.preflight import Check
+    from tpdpdash.run.rehearsal import Rehearsal
     from tpdpdash.search.plan import Plan
+    from tpdpdash.ui.live import LiveRun
     from tpdpdash.ui.state import JobState
 
 PLANS_KEPT = 16
 ESTIMATES_KEPT = 128
 READERS_KEPT = 8
+RUNS_SHOWN = 50
 
 
 def job_key(job: Job) -> str:
@@ -91,3 +100,92 @@ def _cluster(table: Mapping[str, object]) -> ClusterSpec:
     if spec is None or found:
         raise InvalidInputError(found)
     return spec
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@st.cache_data(ttl=1.0, max_entries=4, show_spinner=False)
+def _runs(root: str, limit: int) -> list[RunView]:
+    from tpdpdash.run.history import list_runs
+
+    return list_runs(Path(root), limit=limit)
+
+
+def runs(limit: int = RUNS_SHOWN) -> list[RunView]:
+    """The newest runs, at most a second old."""
+    return _runs(str(_runs_root()), limit)
+
+
+def count_runs() -> int:
+    """How many runs there are."""
+    from tpdpdash.run.history import count_runs
+
+    return count_runs(_runs_root())
+
+
+def _runs_root() -> Path:
+    from tpdpdash.run.folder import runs_root
+
+    return runs_root(os.environ)
+
+
+def run_folder(run_id: str) -> RunFolder:
+    """The run of that id. Raises InvalidInputError."""
+    from tpdpdash.run.folder import find_run
+
+    return find_run(_runs_root(), run_id)
+
+
+@st.cache_resource(max_entries=READERS_KEPT, show_spinner=False)
+def _live_run(path: str) -> LiveRun:
+    from tpdpdash.run.folder import RunFolder
+    from tpdpdash.ui.live import LiveRun
+
+    return LiveRun(RunFolder(Path(path)))
+
+
+def reader(run_id: str) -> LiveRun:
+    """The reader of a run, shared by every viewer. Raises InvalidInputError."""
+    return _live_run(str(run_folder(run_id).path))
+
+
+def rehearsal_of(job: Job) -> Rehearsal:
+    """The job shrunken to this machine. Raises InvalidInputError."""
+    from tpdpdash.run.rehearsal import rehearse
+
+    return rehearse(job, local_cluster())
+
+
+def job_here(job: Job) -> Job:
+    """The job on this machine's devices, unchanged otherwise."""
+    return replace(job, cluster=replace(local_cluster(), price_per_device_hour=job.cluster.price_per_device_hour))
+
+
+def preflight_of(job: Job) -> Sequence[Check]:
+    """What would go wrong on this machine."""
+    from tpdpdash.run.preflight import preflight
+
+    return preflight(job)
+
+
+def start(job: Job, *, asked: Job, changes: Sequence[Change], request_id: str) -> RunFolder:
+    """Start a job for a holder of the start token; one request starts one run, however often it is sent.
+
+    Raises InvalidInputError, also for those who do not hold the token.
+    """
+    access.require_token()
+    from tpdpdash.run.start import start_run
+
+    prediction = estimate_for(job).to_json()
+    folder = start_run(job, asked=write_job(asked), prediction=prediction, changes=changes, request_id=request_id)
+    _runs.clear()
+    return folder
+
+
+def stop(run_id: str) -> None:
+    """Ask a run to end, for a holder of the start token. Returns at once: the page shows how it ends."""
+    access.require_token()
+    from tpdpdash.run.stop import request_stop
+
+    request_stop(run_folder(run_id), by="dashboard")

@@ -12,6 +12,7 @@ import streamlit as st
 
 from tpdpdash.text import t
 
+SIDEBAR_PX = 230
 _SEEN = "_shell"
 
 

@@ -1,0 +1,235 @@
+"""Telemetry → the tables of Watch's charts: at most 600 rows each, whatever the run's size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tpdpdash.charts.heat import LEVEL_EDGES, MAX_HEAT_ROWS, data_uri, heat_levels, palette_png, pooled_rows
+from tpdpdash.charts.palette import PHASE_ORDER, Fill, Theme, heat_ramp, phase_colors, phase_label, ui_colors
+from tpdpdash.telemetry import analysis
+from tpdpdash.telemetry.analysis import RankPhases, StepBand
+from tpdpdash.telemetry.reader import RankInfo, Telemetry
+from tpdpdash.telemetry.record import PHASES
+from tpdpdash.text import t
+from tpdpdash.units import GIB, format_memory, format_share, format_time
+
+MAX_POINTS = 300
+MAX_BAR_RANKS = 32
+MAX_LANES = 16
+MAX_TIMELINE_BARS = 500
+SMOOTHING = 0.85
+Floats = NDArray[np.float64]
+
+
+def _buckets(count: int, limit: int) -> NDArray[np.int64]:
+    """First index of each of at most `limit` runs of neighbours."""
+    return np.unique(np.linspace(0, count, min(count, limit), endpoint=False).astype(np.int64))
+
+
+def step_time_table(band: StepBand, window: int | None, predicted_s: float | None) -> pd.DataFrame:
+    """For charts.live.step_time_spec. Neighbouring steps are joined by their extremes, so that no outlier is lost."""
+    cut = slice(-window if window else None, None)
+    steps, low, middle, high = band.steps[cut], band.min_s[cut], band.median_s[cut], band.max_s[cut]
+    known = np.isfinite(middle)
+    steps, low, middle, high = steps[known], low[known], middle[known], high[known]
+    first = _buckets(len(steps), MAX_POINTS)
+    table = pd.DataFrame(
+        {
+            "kind": "step",
+            "step": steps[first].astype(np.int32),
+            "low_s": np.minimum.reduceat(low, first) if len(first) else low,
+            "median_s": middle[first],
+            "high_s": np.maximum.reduceat(high, first) if len(first) else high,
+        }
+    )
+    if predicted_s is None or not len(first):
+        return table
+    ends = pd.DataFrame({"kind": "predicted", "step": [steps[0], steps[-1]], "median_s": predicted_s})
+    return pd.concat([table, ends.astype({"step": np.int32})], ignore_index=True)
+
+
+def heat_table(telemetry: Telemetry, window: int | None, theme: Theme, chosen: int | None) -> pd.DataFrame:
+    """For charts.live.heat_spec: own work of each rank above the median of its stage, as one image."""
+    ratio = analysis.own_work_ratio(telemetry)[:, -window if window else None :]
+    steps = telemetry.steps[-window if window else None :]
+    png = palette_png(heat_levels(pooled_rows(ratio - 1)), heat_ramp(theme))
+    edges = {"first_step": steps[0] - 0.5, "last_step": steps[-1] + 0.5}
+    rows = [{"kind": "image", "url": data_uri(png), **edges, "first_row": -0.5, "last_row": len(ratio) - 0.5}]
+    if chosen is not None:
+        rows.append({"kind": "chosen", "url": "", **edges, "first_row": chosen - 0.5, "last_row": chosen + 0.5})
+    return pd.DataFrame(rows)
+
+
+def shown_ranks(telemetry: Telemetry, chosen: int | None, limit: int = MAX_BAR_RANKS) -> list[int]:
+    """Ranks that get a bar: all, or those with the most own work above their stage, and the chosen one."""
+    if telemetry.world_size <= limit:
+        return list(range(telemetry.world_size))
+    ratio = analysis.own_work_ratio(telemetry)[:, -20:]
+    above = np.where(np.isnan(ratio), -np.inf, ratio).max(axis=1, initial=-np.inf)
+    worst = np.argsort(-above, kind="stable")[: limit - 1].tolist()
+    return sorted({*worst, *([chosen] if chosen is not None else [])})
+
+
+def rank_name(rank: int, info: RankInfo | None) -> str:
+    """ "rank 5  s1 d0 t1": its stage, replica and slice."""
+    if info is None:
+        return t("rank {rank}", rank=rank)
+    places = " ".join(
+        f"{short}{info.coords[key]}" for short, key in (("s", "pp"), ("d", "dp"), ("t", "tp")) if key in info.coords
+    )
+    return f"{t('rank {rank}', rank=rank)}  {places}".rstrip()
+
+
+def bar_phases(theme: Theme) -> dict[str, Fill]:
+    """Colours of what is stacked, in stack order: the palette's phases, and regions without a name here."""
+    ui = ui_colors(theme)
+    other = Fill(fill=ui["muted"], outline=ui["muted"], on=ui["bg"], text=ui["muted"])
+    fills = {name: fill for name, fill in phase_colors(theme).items() if name in (*PHASES, "idle", "unattributed")}
+    return {**fills, "other": other}
+
+
+def occurring(phases: RankPhases) -> set[str]:
+    """Phases in which any rank spent time."""
+    seen = {name for i, name in enumerate(PHASES) if np.nansum(phases.phase_s[:, i]) > 0}
+    return seen | ({"idle"} if np.nansum(phases.total_waiting_s) > 0 else set())
+
+
+def heat_legend(theme: Theme) -> tuple[dict[str, Fill], dict[str, str]]:
+    """Colours and labels of the heat map's ramp."""
+    edges = [t("median"), *(f"+ {100 * edge:.0f} %" for edge in LEVEL_EDGES)]
+    fills = {str(i): Fill(fill=color, outline=color, on=color, text=color) for i, color in enumerate(heat_ramp(theme))}
+    return fills, {str(i): edge for i, edge in enumerate(edges)}
+
+
+def pooled_note(num_ranks: int) -> str:
+    """What the heat map says of itself when a row stands for several ranks."""
+    if num_ranks <= MAX_HEAT_ROWS:
+        return ""
+    rows = -(-num_ranks // -(-num_ranks // MAX_HEAT_ROWS))
+    return t("{ranks} ranks as {rows} rows; each row shows its slowest rank.", ranks=f"{num_ranks:,}", rows=rows)
+
+
+def phase_word(phase: str) -> str:
+    """The phase in the reader's language, "other" included."""
+    return phase_label(phase) if phase in PHASE_ORDER else t("other")
+
+
+def phases_table(phases: RankPhases, ranks: Sequence[int], infos: Mapping[int, RankInfo], theme: Theme) -> pd.DataFrame:
+    """For charts.live.phases_spec: seconds a step of each rank, transfer and waiting apart."""
+    rows = []
+    fills = bar_phases(theme)
+    for rank in ranks:
+        parts = {name: float(phases.phase_s[rank, i]) for i, name in enumerate(PHASES)}
+        parts["idle"] = float(phases.total_waiting_s[rank])
+        parts["unattributed"] = float(phases.unattributed_s[rank])
+        start, whole, name = 0.0, float(phases.step_s[rank]), rank_name(rank, infos.get(rank))
+        for phase, fill in fills.items():
+            seconds = parts[phase]
+            if not np.isfinite(seconds) or seconds <= 0:
+                continue
+            shown = f"{format_time(seconds)} · {format_share(seconds / whole)}"
+            place = {"kind": "bar", "row": name, "x": start, "x2": start + seconds}
+            rows.append(
+                place | {"fill": fill.fill, "outline": fill.outline, "label": phase_word(phase), "shown": shown}
+            )
+            start += seconds
+    return pd.DataFrame(rows, columns=["kind", "row", "x", "x2", "fill", "outline", "label", "shown"])
+
+
+def summary_table(phases: RankPhases, ranks: Sequence[int], infos: Mapping[int, RankInfo]) -> pd.DataFrame:
+    """The same as shares of the step: working, transferring, waiting, unattributed."""
+    columns = {
+        t("working"): phases.working_s,
+        t("transferring"): phases.transferring_s,
+        t("waiting"): phases.total_waiting_s,
+        t("unattributed"): phases.unattributed_s,
+    }
+    chosen = list(ranks)
+    shares = {name: [format_share(v) for v in (seconds / phases.step_s)[chosen]] for name, seconds in columns.items()}
+    names = [rank_name(rank, infos.get(rank)) for rank in chosen]
+    return pd.DataFrame({t("Rank"): names, t("Step"): [format_time(s) for s in phases.step_s[chosen]], **shares})
+
+
+def timeline_table(
+    actions: Mapping[int, Sequence[tuple[str, int, int, float, float]]], infos: Mapping[int, RankInfo], theme: Theme
+) -> pd.DataFrame:
+    """For charts.live.timeline_spec: forward and backward of each microbatch, in the lanes of `lanes_of`."""
+    colors = phase_colors(theme)
+    lanes = list(actions)
+    most = MAX_TIMELINE_BARS // max(1, 2 * len(lanes))
+    total = max((start + length for rank in lanes for *_, start, length in actions[rank]), default=1.0)
+    rows = []
+    for rank in lanes:
+        name = rank_name(rank, infos.get(rank))
+        idle = {"kind": "bar", "row": name, "x": 0.0, "x2": total, "label": t("waiting and messages"), "shown": ""}
+        rows.append(idle | {"fill": colors["idle"].fill, "outline": colors["idle"].outline})
+        for kind, stage, microbatch, start, length in actions[rank][:most]:
+            fill = colors["forward" if kind == "F" else "backward"]
+            word = t("forward") if kind == "F" else t("backward")
+            what = t("{what} of microbatch {m}, stage {stage}", what=word, m=microbatch, stage=stage)
+            place = {"row": name, "x": start, "x2": start + length, "label": what, "shown": format_time(length)}
+            rows.append({"kind": "bar", **place, "fill": fill.fill, "outline": fill.fill})
+            if length > 0.03 * total:
+                rows.append(
+                    {"kind": "number", "row": name, "x": start + length / 2, "label": str(microbatch), "fill": fill.on}
+                )
+    return pd.DataFrame(rows, columns=["kind", "row", "x", "x2", "fill", "outline", "label", "shown"])
+
+
+def lanes_of(
+    actions: Mapping[int, Sequence[tuple[str, int, int, float, float]]],
+    infos: Mapping[int, RankInfo],
+    chosen: int | None,
+) -> dict[int, Sequence[tuple[str, int, int, float, float]]]:
+    """The ranks whose lanes are drawn, by stage: all, or the chosen one's and the first of each stage."""
+    order = sorted(actions, key=lambda rank: (infos[rank].coords.get("pp", 0) if rank in infos else 0, rank))
+    if len(order) > MAX_LANES:
+        first_of_stage: dict[int, int] = {}
+        for rank in order:
+            first_of_stage.setdefault(infos[rank].coords.get("pp", 0) if rank in infos else 0, rank)
+        kept = {*list(first_of_stage.values())[: MAX_LANES - 1], *([chosen] if chosen in actions else [])}
+        order = [rank for rank in order if rank in kept]
+    return {rank: actions[rank] for rank in order}
+
+
+def loss_table(telemetry: Telemetry) -> pd.DataFrame:
+    """For charts.live.loss_spec: the loss, and its exponential mean."""
+    loss = analysis.loss_by_step(telemetry)
+    known = np.isfinite(loss)
+    series = pd.Series(loss[known])
+    table = pd.DataFrame(
+        {
+            "step": telemetry.steps[known].astype(np.int32),
+            "loss": series.to_numpy(),
+            "smoothed": series.ewm(alpha=1 - SMOOTHING).mean().to_numpy(),
+        }
+    )
+    return table.iloc[_buckets(len(table), MAX_POINTS)] if len(table) else table
+
+
+def memory_table(
+    telemetry: Telemetry, ranks: Sequence[int], theme: Theme, stage_bytes: Sequence[float], capacity_bytes: float | None
+) -> pd.DataFrame:
+    """For charts.live.memory_spec: the most that each rank held, the prediction of its stage, what there is."""
+    ui = ui_colors(theme)
+    peak = np.where(np.isnan(telemetry.peak_memory_bytes), -np.inf, telemetry.peak_memory_bytes)
+    peak = peak.max(axis=1, initial=-np.inf)
+    rows: list[dict[str, object]] = []
+    for rank in ranks:
+        name = rank_name(rank, telemetry.ranks.get(rank))
+        held = float(peak[rank])
+        shown = format_memory(held) if np.isfinite(held) else t("unknown")
+        length = max(held, 0.0) / GIB if np.isfinite(held) else 0.0
+        place = {"kind": "bar", "row": name, "x": 0.0, "x2": length, "label": t("peak"), "shown": shown}
+        rows.append({**place, "fill": ui["axis"], "outline": ui["axis"]})
+        info = telemetry.ranks.get(rank)
+        stage = info.coords.get("pp", 0) if info else -1
+        if 0 <= stage < len(stage_bytes):
+            rows.append({"kind": "predicted", "row": name, "x": stage_bytes[stage] / GIB})
+    if capacity_bytes is not None:
+        rows.append({"kind": "limit", "x": capacity_bytes / GIB})
+    return pd.DataFrame(rows, columns=["kind", "row", "x", "x2", "fill", "outline", "label", "shown"])

@@ -1,0 +1,275 @@
+"""Watch's cards: placed by the timed fragment, from tables that are made once for each look at the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from tpdpdash.charts import live as specs
+from tpdpdash.telemetry import analysis
+from tpdpdash.telemetry.reader import Telemetry
+from tpdpdash.text import t
+from tpdpdash.ui import figures, live_tables, parts, phases_strip, runs_view, services, watch_words
+from tpdpdash.ui.live import Look
+from tpdpdash.units import (
+    GIB,
+    UNKNOWN,
+    format_count,
+    format_difference,
+    format_large,
+    format_share,
+    format_time,
+)
+
+TREND_POINTS = 60
+RECENT = 20
+COMPARABLE = 3.0
+"""A prediction further off than this factor is told in words: on the axis it would flatten what was measured."""
+
+
+def not_allowed() -> str:
+    """What stands where a control is disabled for want of the start token."""
+    return t("Only the holder of the start token can launch or stop. Open the address that was printed at start.")
+
+
+def screen(look: Look, rank: int | None, window: int | None, *, paused: bool = False) -> None:
+    """Everything of one run that changes while it runs."""
+    found = watch_words.sentence(look)
+    parts.verdict(found.kind, found.text, found.detail)
+    if paused:
+        step = watch_words.last_step(look.telemetry)
+        parts.verdict("info", t("Charts paused at step {step}. The run goes on.", step=step if step is not None else 0))
+    _failure_log(look)
+    if not len(look.telemetry.steps):
+        with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
+            phases_strip.strip(look)
+        return
+    parts.cards(_metrics(look))
+    cores = services.detection().host.cores
+    st.caption(" ".join(watch_words.notes(look, cores)) or t("All times are wall times of the ranks."))
+    left, right = st.columns(2)
+    with left:
+        _step_time(look, window)
+    with right:
+        _who_is_slow(look, rank, window)
+    left, right = st.columns([2, 1])
+    with left:
+        _phases(look, rank, window)
+    with right:
+        _memory(look, rank)
+    left, right = st.columns([2, 1])
+    with left:
+        _timeline(look, rank)
+    with right:
+        _loss(look)
+
+
+def _failure_log(look: Look) -> None:
+    """The log of the rank that failed first, as text."""
+    status = look.view.status
+    failure = status.first_failure if status else None
+    if failure is None or not failure.traceback:
+        return
+    who = t("Log of rank {rank}", rank=failure.rank) if failure.rank is not None else t("Log of torchrun")
+    with st.expander(who):
+        st.code(failure.traceback, language=None, wrap_lines=True)
+
+
+def _chart(table: Any, spec: specs.Spec, key: str, alt: str) -> None:
+    st.vega_lite_chart(table, spec, key=key, theme=None, width="stretch", alt=alt)
+
+
+# --------------------------------------------------------------------------------------------- metrics
+
+
+def _recent(values: np.ndarray) -> float | None:
+    tail = values[-RECENT:]
+    return float(np.nanmedian(tail)) if np.isfinite(tail).any() else None
+
+
+def _trend(values: np.ndarray) -> list[float]:
+    known = values[np.isfinite(values)]
+    return [float(v) for v in known[-TREND_POINTS:]]
+
+
+def _against(measured: float | None, predicted: float | None) -> str:
+    """ "+ 15 %" against the prediction, where both are known."""
+    return format_difference(measured / predicted - 1) if measured and predicted else ""
+
+
+def _metrics(look: Look) -> list[parts.Metric]:
+    telemetry, expected = look.telemetry, look.prediction
+    step_s = analysis.step_band(telemetry).max_s
+    speed = analysis.tokens_per_s(telemetry)
+    loss = analysis.loss_by_step(telemetry)
+    step, now_speed = _recent(step_s), _recent(speed)
+    predicted_speed = expected.tokens_per_s
+    return [
+        parts.Metric(
+            label=t("Step time"),
+            value=format_time(step),
+            unit=_against(step, expected.step_s),
+            note=t("predicted {time}", time=format_time(expected.step_s)) if expected.step_s else t("no prediction"),
+            trend=_trend(step_s),
+            help=t("Slowest rank, median of the last {n} steps.", n=RECENT),
+        ),
+        parts.Metric(
+            label=t("Tokens/s, all ranks"),
+            value=format_large(now_speed),
+            unit=_against(now_speed, predicted_speed),
+            note=t("predicted {n}", n=format_large(predicted_speed)) if predicted_speed else t("no prediction"),
+            trend=_trend(speed),
+        ),
+        _loss_metric(loss),
+        _memory_metric(look),
+        _progress_metric(look, step),
+    ]
+
+
+def _loss_metric(loss: np.ndarray) -> parts.Metric:
+    known = loss[np.isfinite(loss)]
+    value = f"{known[-1]:.3f}" if len(known) else t(UNKNOWN)
+    note = t("{loss} at the first kept step", loss=f"{known[0]:.3f}") if len(known) > 1 else ""
+    return parts.Metric(label=t("Loss"), value=value, note=note, trend=_trend(loss))
+
+
+def _memory_metric(look: Look) -> parts.Metric:
+    peak = look.telemetry.peak_memory_bytes
+    if not np.isfinite(peak).any():
+        return parts.Metric(label=t("Memory, worst rank"), value=t(UNKNOWN))
+    by_rank = np.where(np.isnan(peak), -np.inf, peak).max(axis=1)
+    worst = int(np.argmax(by_rank))
+    capacity = look.prediction.capacity_bytes
+    unit = t("of {n} GiB", n=f"{capacity / GIB:,.1f}") if capacity else "GiB"
+    trend = _trend(np.where(np.isnan(peak), -np.inf, peak).max(axis=0) / GIB)
+    note = t("rank {rank}", rank=worst) + (f" · {format_share(by_rank[worst] / capacity)}" if capacity else "")
+    return parts.Metric(
+        label=t("Memory, worst rank"), value=f"{by_rank[worst] / GIB:,.2f}", unit=unit, note=note, trend=trend
+    )
+
+
+def _progress_metric(look: Look, step_s: float | None) -> parts.Metric:
+    status = look.view.status
+    done, total = watch_words.last_step(look.telemetry), status.steps if status else None
+    note = t("{time} so far", time=format_time(runs_view.duration_s(status)))
+    if total and done is not None and step_s and not look.view.is_over:
+        note += " · " + t("{time} left", time=format_time(max(0, total - done) * step_s))
+    return parts.Metric(
+        label=t("Steps"),
+        value=format_count(done),
+        unit=t("of {total}", total=format_count(total)) if total else "",
+        note=note,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- charts
+
+
+def _step_time(look: Look, window: int | None) -> None:
+    band = analysis.step_band(look.telemetry)
+    predicted, usual = look.prediction.step_s, _recent(band.median_s)
+    is_near = bool(predicted and usual and 1 / COMPARABLE < predicted / usual < COMPARABLE)
+    caption = t("seconds; band: slowest to quickest rank")
+    if is_near:
+        caption += " · " + t("dashed: predicted {time}", time=format_time(predicted))
+    elif predicted:
+        caption += " · " + t("predicted {time}, off this axis", time=format_time(predicted))
+    with parts.card(t("Step time"), caption):
+        table = live_tables.step_time_table(band, window, predicted if is_near else None)
+        _chart(table, specs.step_time_spec(parts.theme()), "chart-step-time", t("Step time by step, over the ranks"))
+
+
+def _who_is_slow(look: Look, rank: int | None, window: int | None) -> None:
+    ranks = look.telemetry.world_size
+    caption = t("a rank's own work above the median of its stage")
+    with parts.card(t("Who is slow"), caption):
+        table = live_tables.heat_table(look.telemetry, window, parts.theme(), rank)
+        _chart(table, specs.heat_spec(parts.theme()), "chart-heat", t("Own work of each rank and step, as a heat map"))
+        pooled = live_tables.pooled_note(ranks)
+        figures.legend(*live_tables.heat_legend(parts.theme()))
+        if pooled:
+            st.caption(pooled)
+
+
+def _phases(look: Look, rank: int | None, window: int | None) -> None:
+    telemetry = look.telemetry
+    phases = analysis.rank_phases(telemetry, window)
+    ranks = live_tables.shown_ranks(telemetry, rank)
+    caption = t("s stage, d replica, t tensor slice; mean of {n} steps", n=phases.num_steps)
+    cut = parts.truncated(len(ranks), telemetry.world_size)
+    with parts.card(t("What each rank does"), f"{caption} · {cut}" if cut else caption) as right:
+        shown = right.segmented_control(
+            t("Show"),
+            ("phases", "summary"),
+            default="phases",
+            required=True,
+            format_func=lambda option: t(option).capitalize(),
+            label_visibility="collapsed",
+            key="phases-or-summary",
+        )
+        if shown == "summary":
+            st.dataframe(live_tables.summary_table(phases, ranks, telemetry.ranks), hide_index=True, key="summary")
+            return
+        theme = parts.theme()
+        fills = live_tables.bar_phases(theme)
+        table = live_tables.phases_table(phases, ranks, telemetry.ranks, theme)
+        _chart(table, specs.phases_spec(theme, len(ranks)), "chart-phases", t("Phases of a step by rank"))
+        figures.legend(fills, _phase_legend(telemetry, phases))
+        st.caption(t("Waiting for a pipeline neighbour holds the bubble that the schedule plans."))
+
+
+def _phase_legend(telemetry: Telemetry, phases: analysis.RankPhases) -> dict[str, str]:
+    """The phases that occur; unattributed and other always, with their shares."""
+    shares = {
+        "unattributed": float(np.nanmean(analysis.unattributed_share(telemetry))),
+        "other": float(np.nanmean(analysis.other_share(telemetry))),
+    }
+    seen = live_tables.occurring(phases)
+    return {
+        phase: f"{live_tables.phase_word(phase)} {format_share(shares[phase])}"
+        if phase in shares
+        else live_tables.phase_word(phase)
+        for phase in live_tables.bar_phases("light")
+        if phase in seen or phase in shares
+    }
+
+
+def _memory(look: Look, rank: int | None) -> None:
+    telemetry, expected = look.telemetry, look.prediction
+    ranks = live_tables.shown_ranks(telemetry, rank)
+    on_cpu = all(info.device.startswith("cpu") for info in telemetry.ranks.values())
+    caption = t("peak of each rank; process memory on a CPU") if on_cpu else t("peak of each rank")
+    with parts.card(t("Memory"), caption):
+        capacity = None if on_cpu else expected.capacity_bytes
+        table = live_tables.memory_table(telemetry, ranks, parts.theme(), expected.stage_bytes, capacity)
+        _chart(table, specs.memory_spec(parts.theme(), len(ranks)), "chart-memory", t("Peak memory by rank"))
+        if expected.stage_bytes:
+            st.caption(t("Upright line: predicted."))
+
+
+def _timeline(look: Look, rank: int | None) -> None:
+    sampled = look.telemetry.timelines
+    with parts.card(t("One step, measured"), t("microbatch numbers; hollow: waiting and messages")):
+        if not sampled:
+            st.caption(t("Every tenth step is recorded in detail, from step 2 on; none has come yet."))
+            return
+        step = max(sampled)
+        actions = live_tables.lanes_of(sampled[step], look.telemetry.ranks, rank)
+        table = live_tables.timeline_table(actions, look.telemetry.ranks, parts.theme())
+        spec = specs.timeline_spec(parts.theme(), len(actions), t("Seconds since the step began"))
+        _chart(table, spec, "chart-timeline", t("Forward and backward of each microbatch in one step"))
+        words = {"forward": t("forward"), "backward": t("backward"), "idle": t("waiting and messages")}
+        figures.legend(live_tables.bar_phases(parts.theme()), words)
+        cut = parts.truncated(len(actions), len(sampled[step]))
+        st.caption(t("Step {step}.", step=step) + (f" {cut}" if cut else ""))
+
+
+def _loss(look: Look) -> None:
+    with parts.card(t("Loss"), t("smoothed {a}; thin: raw", a=live_tables.SMOOTHING)):
+        table = live_tables.loss_table(look.telemetry)
+        if not len(table):
+            st.caption(t("No loss yet: the ranks of the last stage report it."))
+            return
+        _chart(table, specs.loss_spec(parts.theme()), "chart-loss", t("Loss by step"))
