@@ -9,23 +9,43 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, read_job
 from tpdpdash.layout.groups import coordinates
+from tpdpdash.layout.layout import Layout
 from tpdpdash.telemetry.probe import Probe
+from tpdpdash.text import fault_lines
+
+BAD_INPUT = 2
+"""Exit status, as the command line's: one line a fault on stderr."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run this rank to the end of the job. The probe starts before torch is imported: that is the first thing told."""
+    """Run this rank to the end of the job."""
     parser = argparse.ArgumentParser(prog="tpdpdash.worker", description="One rank of the built-in trainer.")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; holds job.toml")
     parser.add_argument("--text", type=Path, default=None, help="train on this file, one token a byte")
     options = parser.parse_args(arguments)
-    job = as_builtin(read_job(options.run_dir / "job.toml"))
-    layout, rank = job.layout(), int(os.environ.get("RANK", "0"))
+    try:
+        job = as_builtin(read_job(options.run_dir / "job.toml"))
+        run(job, job.layout(), options.run_dir, options.text)
+    except InvalidInputError as refused:
+        print(*fault_lines(refused.faults), sep="\n", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def as_builtin(job: Job) -> Job:
+    """The job under this framework: its rules and its habits, whatever the job was planned for."""
+    return replace(job, training=replace(job.training, framework="builtin"))
+
+
+def run(job: Job, layout: Layout, run_dir: Path, text: Path | None) -> None:
+    """Start the probe, then import torch (the first thing it tells), then train. `record` writes error.json."""
+    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     is_cpu = job.cluster.device.is_cpu
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     probe = Probe(
-        options.run_dir,
+        run_dir,
         rank=rank,
         world_size=layout.world_size,
         local_rank=local_rank,
@@ -38,13 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from tpdpdash.worker.session import run_rank
 
-    record(run_rank)(job, layout, options.text, probe)
-    return 0
-
-
-def as_builtin(job: Job) -> Job:
-    """The job under this framework: its rules and its habits, whatever the job was planned for."""
-    return replace(job, training=replace(job.training, framework="builtin"))
+    record(run_rank)(job, layout, text, probe)
 
 
 if __name__ == "__main__":
