@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Reason = Literal["here", "shrunken", "follows", "worker", "cpu", "default"]
+REASONS: tuple[str, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One key of the Job that a rehearsal changed."""
+    """One key of the Job that a rehearsal changes."""
 
     key: str
     """The key as in the Job file: model.num_layers."""
@@ -15,5 +19,6 @@ class Change:
     """Its value in the Job as asked."""
     rehearsed: object
     """Its value in the Job as rehearsed."""
-    reason: str
-    """Code of the reason: one of REASONS."""
+    reason: Reason
+    """here: this machine has so many ranks; shrunken: small enough to run in about a minute; follows: from another
+    change; worker: the built-in worker cannot run what was asked; cpu: ranks are on the CPU; default: was not given."""

@@ -1,0 +1,141 @@
+"""Preflight: what would go wrong, before anything starts. Checks are data; the screens put them into words."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tpdpdash.cluster.detection import HostMemory
+from tpdpdash.cluster.host import host_memory
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import Job
+from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.rules import check_layout
+from tpdpdash.run.folder import runs_root
+from tpdpdash.units import MIB
+
+Level = Literal["ok", "warning", "failed"]
+PROCESS_BYTES = 320 * MIB
+"""Resident memory of a CPU rank before its model: torch and its imports (measured, torch 2.13: 318 MiB)."""
+MIN_FREE_BYTES = 256 * MIB
+"""Records and logs of a long run stay well below this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    code: str
+    """layout, world_size, platform, torch, cores, memory, runs_folder, disk, port."""
+    level: Level
+    """ok; warning: it will run, but badly; failed: it would not run."""
+    values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """What the sentence needs."""
+    faults: tuple[Fault, ...] = ()
+    """What exactly is wrong, where that is a person's input."""
+
+
+def preflight(
+    job: Job,
+    *,
+    prediction: Mapping[str, Any] | None = None,
+    root: Path | None = None,
+    host: HostMemory | None = None,
+) -> list[Check]:
+    """Everything that is looked at before a Job starts on this machine with the built-in worker.
+
+    `prediction`: estimate of the job (design.md §7's object), for its memory. Starts and writes nothing.
+    """
+    here = host or host_memory()
+    where = root or runs_root(os.environ)
+    try:
+        layout = job.layout()
+    except InvalidInputError as wrong:
+        return [Check(code="layout", level="failed", faults=wrong.faults), *_machine_checks(where)]
+    return [
+        _layout_check(job, layout),
+        _world_check(job, layout),
+        _cores_check(job, layout, here),
+        _memory_check(job, layout, here, prediction),
+        *_machine_checks(where),
+        Check(code="port", level="ok"),
+    ]
+
+
+def failed(checks: list[Check]) -> list[Fault]:
+    """Faults that stand against a start, one a failed check that has none of its own."""
+    found: list[Fault] = []
+    for check in checks:
+        if check.level == "failed":
+            own = Fault(code=f"preflight_{check.code}", field="run", values=dict(check.values))
+            found += check.faults or (own,)
+    return found
+
+
+def _layout_check(job: Job, layout: Layout) -> Check:
+    """Whether the built-in worker can run it: the same rules that the worker itself asks."""
+    from dataclasses import replace
+
+    training = replace(job.training, framework="builtin")
+    faults = tuple(check_layout(job.model, training, job.cluster, layout))
+    return Check(code="layout", level="failed" if faults else "ok", faults=faults)
+
+
+def _world_check(job: Job, layout: Layout) -> Check:
+    """One process a device, on one machine."""
+    values = {"world_size": layout.world_size, "nodes": job.cluster.nodes, "devices": job.cluster.devices_per_node}
+    is_one_machine = job.world_follows_layout or job.cluster.nodes == 1
+    fits = job.world_follows_layout or layout.world_size <= job.cluster.devices_per_node
+    return Check(code="world_size", level="ok" if is_one_machine and fits else "failed", values=values)
+
+
+def _cores_check(job: Job, layout: Layout, host: HostMemory) -> Check:
+    values = {"ranks": layout.world_size, "cores": host.cores}
+    shares = job.cluster.device.is_cpu and layout.world_size > host.cores
+    return Check(code="cores", level="warning" if shares else "ok", values=values)
+
+
+def _memory_check(job: Job, layout: Layout, host: HostMemory, prediction: Mapping[str, Any] | None) -> Check:
+    """Host memory of all ranks: each process, and on the CPU its predicted peak too."""
+    own = layout.world_size * PROCESS_BYTES
+    peak = _predicted_peak_bytes(prediction) if job.cluster.device.is_cpu else None
+    needed = own if peak is None else layout.world_size * max(PROCESS_BYTES, peak)
+    values = {"needed_bytes": needed, "available_bytes": host.available_bytes}
+    if host.available_bytes is None:
+        return Check(code="memory", level="warning", values=values)
+    return Check(code="memory", level="failed" if needed > host.available_bytes else "ok", values=values)
+
+
+def _predicted_peak_bytes(prediction: Mapping[str, Any] | None) -> float | None:
+    memory = (prediction or {}).get("memory")
+    peak = memory.get("peak_bytes") if isinstance(memory, Mapping) else None
+    return float(peak) if isinstance(peak, int | float) else None
+
+
+def _machine_checks(root: Path) -> list[Check]:
+    is_linux = sys.platform.startswith("linux")
+    has_torch = importlib.util.find_spec("torch") is not None  # looked up, not imported
+    return [
+        Check(code="platform", level="ok" if is_linux else "failed", values={"platform": sys.platform}),
+        Check(code="torch", level="ok" if has_torch else "failed"),
+        *_folder_checks(root),
+    ]
+
+
+def _folder_checks(root: Path) -> list[Check]:
+    """The folder of runs, or the nearest one above it that stands: writable, and with room."""
+    stands = next(folder for folder in (root, *root.parents) if folder.exists())
+    writable = stands.is_dir() and os.access(stands, os.W_OK | os.X_OK)
+    free = shutil.disk_usage(stands).free
+    disk = {"path": str(root), "free_bytes": free, "needed_bytes": MIN_FREE_BYTES}
+    return [
+        Check(code="runs_folder", level="ok" if writable else "failed", values={"path": str(root)}),
+        Check(code="disk", level="ok" if free >= MIN_FREE_BYTES else "failed", values=disk),
+    ]
