@@ -72,6 +72,7 @@ FAULT_TEXTS: dict[str, str] = {
     "decoder_assumed": "{field} is not given: read as {value}, an assumption",
     "remote_code_ignored": "{field} points to code of the model's own: it is never run",
     "prediction_layers_left_out": "{field} is {value}: multi-token prediction layers are not counted",
+    "wrapper_decides": "{field} is {value}, but the config around it decides: {used} counts",
     "language_model_only": "{field}: only the language model is counted; vision and audio parts are left out",
     # cluster
     "ambiguous_device": "{field} {value} is not unambiguous: choose one of {candidates}, or give its figures",
@@ -91,12 +92,12 @@ FAULT_TEXTS: dict[str, str] = {
     "unified_memory_device": "{field}: the GPU here, {value}, has unified memory: its driver reports none of its own; "
     "{available} of the host's are available now: describe it with its figures: {figures}",
     "no_gpu": "the NVIDIA driver is here, but it shows no GPU",
-    "nvml_no_driver": "no NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
-    "nvml_driver_not_loaded": "the NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
-    "nvml_version_mismatch": "NVIDIA driver and library version mismatch, as after an update: reboot, or reload the "
+    "no_driver": "no NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
+    "driver_not_loaded": "the NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
+    "driver_version_mismatch": "NVIDIA driver and library version mismatch, as after an update: reboot, or reload the "
     "driver's modules; jobs that run already go on",
-    "nvml_no_permission": "NVML: insufficient permissions for user {user}: look at the access rights of /dev/nvidia*",
-    "nvml_failed": "NVML did not start: {reason}",
+    "driver_no_permission": "NVML: insufficient permissions for user {user}: look at the access rights of /dev/nvidia*",
+    "driver_failed": "NVML did not start: {reason}",
     "gpu_lost": "GPU {value} is lost (fallen off the bus): reset it or reboot; the others work",
     "gpu_unreachable": "GPU {value} does not answer: {reason}; the others work",
     # layout
@@ -172,6 +173,27 @@ FAULT_TEXTS: dict[str, str] = {
     "recomputation only; "
     "nearest: recompute {nearest}",
     # run
+    "run_name_illegal": "{field}: {value} is not the name of a run",
+    "run_unknown": "{field}: there is no run {value}",
+    "run_ambiguous": "{field}: {value} could be {candidates}",
+    "run_not_started": "the run was not started: {value}: {reason}",
+    "rank_killed": "rank {rank} was killed ({signal}): usually by the kernel because the machine ran out of memory "
+    "(host memory, not the GPU's)",
+    "rank_crashed": "rank {rank} crashed in native code ({signal})",
+    "rank_signalled": "rank {rank} was ended by {signal}",
+    "rank_raised": "rank {rank}: {error}",
+    "rank_exited": "rank {rank} ended with exit code {exit_code}",
+    "rank_left_early": "rank {rank} ended before the others, which lost their connection to it",
+    "agent_killed": "torchrun's agent was killed ({signal}); its ranks ended with it",
+    "agent_failed": "torchrun failed: {error}",
+    "supervisor_failed": "the supervisor failed: {error}",
+    "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
+    "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
+    "preflight_memory": "the ranks need more memory than is free here: {needed_bytes} of {available_bytes} bytes",
+    "preflight_platform": "runs need Linux; this is {platform}",
+    "preflight_torch": "torch is not installed here",
+    "preflight_runs_folder": "{path} cannot be written to",
+    "preflight_disk": "{path}: {free_bytes} bytes are free; {needed_bytes} are needed",
     # worker
     "builtin_no_context_parallel": "{field} is {value}: the built-in worker has no context parallelism; "
     "nearest: {nearest}",
