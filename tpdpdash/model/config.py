@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
@@ -215,5 +215,12 @@ def read_config(data: bytes, name: str = "config.json") -> ReadModel:
 
 
 def read_config_file(path: Path) -> ReadModel:
-    """A config.json on disk; refused by its size before it is read."""
-    return read_config(read_config_bytes(path), path.name)
+    """A config.json on disk; refused by its size before it is read.
+
+    Without a name inside, the model is called as the file, or as the folder of a plain config.json.
+    """
+    model = read_config(read_config_bytes(path), path.name)
+    if model.spec.name != path.name:
+        return model
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return ReadModel(spec=replace(model.spec, name=name or path.name), notices=model.notices)

@@ -55,14 +55,19 @@ def _interleaved(section: Section, num_layers: int) -> set[int]:
     return set(range(step - 1, num_layers, step)) if step else set()
 
 
-def _mlp_layer_types(section: Section, num_layers: int) -> set[int]:
-    """The list mlp_layer_types of "dense" and "sparse"; without it all but the first first_k_dense_replace (1)."""
+def _mlp_layer_types(section: Section, num_layers: int, first: int = 1) -> set[int]:
+    """The list mlp_layer_types of "dense" and "sparse"; without it all layers but the first."""
     kinds = section.get("mlp_layer_types")
     if kinds is ABSENT or kinds is None:
-        return set(range(_number(section, "first_k_dense_replace", 1, 0, num_layers), num_layers))
+        return set(range(first, num_layers))
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= {"dense", "sparse"}:
         raise InvalidInputError([Fault(code="unsupported_layers", field=section.label("mlp_layer_types"), value=kinds)])
     return {layer for layer, kind in enumerate(kinds) if kind == "sparse"}
+
+
+def _first_k_dense_or_types(section: Section, num_layers: int) -> set[int]:
+    """As mlp_layer_types, but without the list all layers but the first first_k_dense_replace (1)."""
+    return _mlp_layer_types(section, num_layers, _number(section, "first_k_dense_replace", 1, 0, num_layers))
 
 
 def _ernie(section: Section, num_layers: int) -> set[int]:
@@ -80,6 +85,7 @@ PATTERNS: Mapping[str, Pattern] = MappingProxyType(
         "sparse_step": _sparse_step,
         "interleaved": _interleaved,
         "mlp_layer_types": _mlp_layer_types,
+        "first_k_dense_or_mlp_layer_types": _first_k_dense_or_types,
         "ernie": _ernie,
     }
 )

@@ -36,11 +36,11 @@ def preset_source(name: str) -> str:
 
 
 def preset(name: str) -> ModelSpec:
-    """The model of that name; raises InvalidInputError with the nearest names."""
-    known = check_name(name, FIELD)
+    """The model of that name, however capitalised; raises InvalidInputError with the nearest names."""
+    known = check_name(name, FIELD).lower()
     entry = _presets().get(known)
     if entry is None:
-        nearest = difflib.get_close_matches(known.lower(), preset_names(), n=3, cutoff=0.5)
+        nearest = difflib.get_close_matches(known, preset_names(), n=3, cutoff=0.5)
         values = {"choices": preset_names(), "nearest": nearest}
         raise InvalidInputError([Fault(code="unknown_choice", field=FIELD, value=name, values=values)])
     spec = read_config_table(entry["config"], f"preset {known}").spec

@@ -13,34 +13,31 @@ from tpdpdash.model.presets import preset, preset_names
 CONFIG_NAME = "config.json"
 
 
-def _config_path(text: str) -> Path | None:
+def _config_path(text: str, base_dir: Path) -> Path | None:
     """The path of a config, if the text is one: a name that ends in .json, or a folder with a config.json."""
-    if "\0" in text:
+    if not text or "\0" in text:
         return None
-    path = Path(text).expanduser()
-    if path.suffix.lower() == ".json":
-        return path
     try:
+        path = base_dir / Path(text).expanduser()
+        if path.suffix.lower() == ".json":
+            return path
         return path / CONFIG_NAME if (path / CONFIG_NAME).is_file() else None
-    except OSError:  # a name too long for the file system is no path
+    except (OSError, RuntimeError):  # too long for the file system, or ~ of a user who does not exist: no path
         return None
 
 
-def resolve_model(text: str, *, allow_paths: bool = True) -> ReadModel:
+def resolve_model(text: str, *, base_dir: Path | None = None, allow_paths: bool = True) -> ReadModel:
     """The model that `text` names; raises InvalidInputError.
 
-    Tried in this order: preset, path (only where `allow_paths`, so that a URL cannot open files), hub id. A path must
-    end in .json or be a folder with a config.json: nothing else is opened.
+    Tried in this order: preset, path (only where `allow_paths`, so that a URL cannot open files), hub id. A path is
+    relative to `base_dir` (default: the working directory) and must end in .json or be a folder with a config.json:
+    nothing else is opened.
     """
-    if text in preset_names():
+    if text.lower() in preset_names():
         return ReadModel(spec=preset(text))
-    path = _config_path(text) if allow_paths else None
+    path = _config_path(text, base_dir or Path()) if allow_paths else None
     if path is not None:
-        model = read_config_file(path)
-        if path.name == CONFIG_NAME and model.spec.name == CONFIG_NAME:
-            folder = path.resolve().parent.name or CONFIG_NAME
-            return replace(model, spec=replace(model.spec, name=folder))
-        return model
+        return read_config_file(path)
     if is_hub_id(text):
         model = read_config(fetch_config(text), text)
         return replace(model, spec=replace(model.spec, name=text, source=f"hub:{text}"))

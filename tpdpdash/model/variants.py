@@ -43,12 +43,23 @@ def _mla(_: Section, values: Values) -> dict[str, object]:
     return unread if values.get("kv_lora_rank") else {}
 
 
-def _qk_norm_bias(_: Section, values: Values) -> dict[str, object]:
+def _plain_heads(section: Section, values: Values) -> dict[str, object]:
+    """A head_dim of its own is refused where norms on queries and keys do not follow it (OLMoE, Phi)."""
+    hidden, heads, head_dim = (_whole(values, f) for f in ("hidden_size", "num_attention_heads", "head_dim"))
+    if hidden and heads and head_dim and head_dim * heads != hidden:
+        needed = {"needed": hidden // heads}
+        raise InvalidInputError(
+            [Fault(code="unsupported_value", field=section.label("head_dim"), value=head_dim, values=needed)]
+        )
+    return {}
+
+
+def _qk_norm_bias(section: Section, values: Values) -> dict[str, object]:
     """Norms on queries and keys have a bias each, of a head's width (Phi, Persimmon)."""
     hidden, heads = _whole(values, "hidden_size"), _whole(values, "num_attention_heads")
     if values.get("qk_norm") != "head" or not hidden or not heads:
         return {}
-    return {"extra_parameters_per_layer": 2 * (hidden // heads)}
+    return {**_plain_heads(section, values), "extra_parameters_per_layer": 2 * (hidden // heads)}
 
 
 def _multi_query(section: Section, _: Values) -> dict[str, object]:
@@ -84,25 +95,16 @@ def _falcon(section: Section, values: Values) -> dict[str, object]:
     return {"num_kv_heads": kv_heads, "norms_per_layer": 2 if two_norms else 1}
 
 
-def _mpt(section: Section, values: Values) -> dict[str, object]:
-    """The MLP is expansion_ratio times as wide as the residual stream."""
-    ratio = section.get("expansion_ratio")
-    ratio = 4 if ratio is ABSENT else ratio
-    if isinstance(ratio, bool) or not isinstance(ratio, int):
-        raise InvalidInputError([Fault(code="not_whole_number", field=section.label("expansion_ratio"), value=ratio)])
-    return {"ffn_hidden_size": ratio * (_whole(values, "hidden_size") or 0) or None}
-
-
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "attention_sinks": _attention_sinks,
         "mla": _mla,
+        "plain_heads": _plain_heads,
         "qk_norm_bias": _qk_norm_bias,
         "multi_query": _multi_query,
         "embedding_norm": _embedding_norm,
         "opt": _opt,
         "falcon": _falcon,
-        "mpt": _mpt,
     }
 )
 """By the name that families.toml uses."""
