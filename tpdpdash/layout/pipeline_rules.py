@@ -114,10 +114,16 @@ def _group_remainder(facts: Facts, c: LayoutColumns) -> Flags:
     return flags(whole & in_range & c.is_schedule("interleaved") & (c.pp > 1) & (left > 0) & (left < c.pp))
 
 
+def legal_group_sizes(num_microbatches: int, pp: int) -> list[int]:
+    """Group sizes from pp to m whose remainder of m is 0 or at least pp."""
+    m = num_microbatches
+    return [group for group in range(pp, m + 1) if m % group == 0 or m % group >= pp]
+
+
 def _explain_group_remainder(facts: Facts, layout: Layout) -> Explained:
     m = layout.num_microbatches(facts.training.global_batch_size)
     group = layout.microbatch_group_size_per_vp_stage
-    legal = [g for g in range(layout.pp, m + 1) if m % g == 0 or m % g >= layout.pp]
+    legal = legal_group_sizes(m, layout.pp)
     replica = layout.micro_batch_size * layout.dp
     batches = tuple(n * replica for n in nearest_of(_legal_counts(m, group, layout.pp), m))
     values = {
