@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.job import Job, write_job
+from tpdpdash.job import Job, pins_of, write_job
 from tpdpdash.ui import access, state
 
 if TYPE_CHECKING:
     from tpdpdash.cluster.nvml import Detection
     from tpdpdash.cluster.spec import ClusterSpec
     from tpdpdash.cost.result import Estimate
+    from tpdpdash.layout.layout import Layout
     from tpdpdash.run.change import Change
     from tpdpdash.run.folder import RunFolder
     from tpdpdash.run.history import RunView
@@ -61,6 +62,12 @@ def _estimate(key: str, _job: Job) -> Estimate:
     from tpdpdash.cost.estimate import estimate_job
 
     return estimate_job(_job)
+
+
+def best_layout(job: Job) -> Layout | None:
+    """The plan's best layout; None when nothing fits. Raises InvalidInputError."""
+    best = plan_for(job).best
+    return None if best is None else best.layout
 
 
 def estimate_for(job: Job) -> Estimate:
@@ -158,15 +165,20 @@ def rehearsal_of(job: Job) -> Rehearsal:
 
 
 def job_here(job: Job) -> Job:
-    """The job on this machine's devices, unchanged otherwise."""
-    return replace(job, cluster=replace(local_cluster(), price_per_device_hour=job.cluster.price_per_device_hour))
+    """The job on this machine's devices (CPU ranks where there is no GPU), unchanged otherwise."""
+    from tpdpdash.cluster.local import with_ranks
+
+    layout = job.layout()
+    here = local_cluster()
+    cluster = with_ranks(here, layout.world_size) if here.device.is_cpu else here
+    return replace(job, cluster=cluster, pins=pins_of(layout), world_follows_layout=False)
 
 
 def preflight_of(job: Job) -> Sequence[Check]:
-    """What would go wrong on this machine."""
+    """What would go wrong on this machine. Raises InvalidInputError when the job has no estimate."""
     from tpdpdash.run.preflight import preflight
 
-    return preflight(job)
+    return preflight(job, prediction=estimate_for(job).to_json())
 
 
 def start(job: Job, *, asked: Job, changes: Sequence[Change], request_id: str) -> RunFolder:

@@ -1,0 +1,83 @@
+"""Launch: run a layout here, or rehearse it small. Checks first, every change listed, then the five phases."""
+
+from tpdpdash.ui.shell import require_shell
+
+require_shell()
+
+import streamlit as st  # noqa: E402 - a page that is run without app.py must leave before anything heavy
+
+from tpdpdash.faults import InvalidInputError  # noqa: E402
+from tpdpdash.text import t  # noqa: E402
+from tpdpdash.ui import access, launch_parts, parts, runs_view, services, shell, state  # noqa: E402
+
+REFRESH_S = 1.0
+WAYS = {"rehearse": "Rehearse small", "here": "Run here"}
+RECENT_RUNS = 6
+
+
+def starting(run_id: str) -> None:
+    """The phases of the run that this tab has started; opens Watch once it runs."""
+    live = services.reader(run_id)
+
+    @st.fragment(run_every=REFRESH_S)
+    def phases() -> None:
+        look = live.look()
+        launch_parts.starting(look)
+        if len(look.telemetry.steps) or look.view.is_over:
+            st.session_state.pop(launch_parts.STARTED, None)
+            st.switch_page(shell.page_path("watch"), query_params={"run": run_id})
+
+    phases()
+
+
+def recent_runs() -> None:
+    """The newest runs; a click opens one in Watch."""
+    total = services.count_runs()
+    if not total:
+        return
+    shown = services.runs(RECENT_RUNS)
+    with parts.card(t("Recent runs"), t("{n} of {all}", n=len(shown), all=total)) as right:
+        right.page_link(shell.page_path("watch"), label=t("All runs"))
+        key = f"recent-{shown[0].run_id}"
+        picked = st.dataframe(
+            runs_view.runs_table(shown), key=key, hide_index=True, on_select="rerun", selection_mode="single-row"
+        )
+        if picked.selection.rows:
+            state.choose_run(shown[picked.selection.rows[0]].run_id)
+            st.switch_page(shell.page_path("watch"), query_params={"run": state.chosen_run()})
+
+
+def screen() -> None:
+    """Head, answer, checks, changes, command."""
+    job, chosen_by = launch_parts.job_to_launch()
+    actions = parts.page_head(t("Launch"), launch_parts.question(job))
+    with actions:
+        way = st.segmented_control(
+            t("How"),
+            format_func=lambda option: t(WAYS[option]),
+            required=True,
+            label_visibility="collapsed",
+            **state.choice("how", tuple(WAYS), "rehearse"),
+        )
+        place = st.empty()
+    launch = launch_parts.prepared(job, rehearse=way == "rehearse")
+    started = st.session_state.get(launch_parts.STARTED)
+    ready = launch.is_ready and access.may_start() and not started
+    label = t("Start rehearsal") if way == "rehearse" else t("Start the run")
+    if place.button(label, type="primary", icon=":material/play_arrow:", disabled=not ready, key="start"):
+        launch_parts.start(launch)
+        st.rerun()
+    launch_parts.answer(launch)
+    if chosen_by:
+        st.caption(chosen_by)
+    if started:
+        starting(started)
+    launch_parts.details(launch)
+
+
+try:
+    screen()
+except InvalidInputError as wrong:
+    parts.page_head(t("Launch"), t("Run it here, or rehearse it small."))
+    parts.faults(wrong.faults)
+recent_runs()

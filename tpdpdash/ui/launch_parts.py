@@ -1,0 +1,287 @@
+"""Launch's parts: which job, the checks and changes of it, its start, and how it comes up."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import Job, write_job
+from tpdpdash.text import t
+from tpdpdash.ui import access, parts, phases_strip, runs_view, services, state, watch_words
+from tpdpdash.ui.live import Look
+from tpdpdash.units import format_count, format_memory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tpdpdash.run.change import Change
+    from tpdpdash.run.preflight import Check
+
+STARTED = "launch-started"
+_REQUEST = "launch-request"
+_SIZE_WORDS = {
+    "model.num_layers": "Layers",
+    "model.hidden_size": "Hidden size",
+    "model.ffn_hidden_size": "MLP size",
+    "model.num_attention_heads": "Attention heads",
+    "model.num_kv_heads": "KV heads",
+    "model.head_dim": "Head width",
+    "model.vocab_size": "Vocabulary",
+    "training.seq_len": "Sequence length",
+    "training.global_batch_size": "Global batch",
+    "training.precision": "Precision",
+    "training.framework": "Framework",
+    "training.steps": "Steps",
+    "cluster.device": "Device",
+    "cluster.nodes": "Nodes",
+    "cluster.devices_per_node": "Devices in a node",
+}
+_CHECKS = {
+    "layout": "Layout", "world_size": "Ranks", "cores": "Cores", "memory": "Memory", "platform": "System",
+    "torch": "PyTorch", "runs_folder": "Runs folder", "disk": "Disk", "port": "Port",
+}  # fmt: skip
+_ICONS = {
+    "ok": ":green[:material/check_circle:]",
+    "warning": ":orange[:material/warning:]",
+    "failed": ":red[:material/error:]",
+}
+_REASONS = {
+    "here": "this machine",
+    "shrunken": "shrunken",
+    "follows": "follows from the others",
+    "worker": "the built-in worker",
+    "cpu": "CPU ranks",
+    "default": "was not given",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job as it would be started here."""
+
+    job: Job | None
+    """The job as it would run; None when it cannot."""
+    changes: Sequence[Change]
+    """What a rehearsal changes."""
+    checks: Sequence[Check]
+    """What was looked at before the start."""
+    faults: tuple[Fault, ...]
+    """Why it cannot be started."""
+    rehearsal: bool
+    """Whether it is shrunken."""
+    asked: Job
+    """The job as it was asked."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be started."""
+        return self.job is not None and not self.faults and not any(check.level == "failed" for check in self.checks)
+
+
+def job_to_launch() -> tuple[Job, str]:
+    """The job of the chosen layout; without a choice, the plan's best, and a line that says so.
+
+    Raises InvalidInputError.
+    """
+    chosen = state.chosen_job()
+    if chosen is not None:
+        return chosen, ""
+    job = state.job()
+    best = services.best_layout(job)
+    if best is None:
+        return job, t("No layout is chosen and none fits the described cluster: the default layout is shown.")
+    state.update(layout=state.layout_code(best))
+    chosen = state.chosen_job()
+    return chosen or job, t("No layout was chosen: this is the best one of Plan.")
+
+
+def question(job: Job) -> str:
+    """What the head says: model and layout (markdown)."""
+    layout = job.layout()
+    ranks = t("{n} ranks", n=format_count(layout.world_size))
+    return f"{parts.literal(job.name)} · {runs_view.layout_words(layout.layout_id)} = {ranks}"
+
+
+def prepared(job: Job, *, rehearse: bool) -> Prepared:
+    """The job as it would be started, with its checks; a refusal is part of the answer."""
+    try:
+        rehearsal = services.rehearsal_of(job) if rehearse else None
+        here = rehearsal.job if rehearsal is not None else services.job_here(job).resolved()
+        changes = rehearsal.changes if rehearsal is not None else ()
+        return Prepared(
+            job=here, changes=changes, checks=services.preflight_of(here), faults=(), rehearsal=rehearse, asked=job
+        )
+    except InvalidInputError as wrong:
+        return Prepared(job=None, changes=(), checks=(), faults=wrong.faults, rehearsal=rehearse, asked=job)
+
+
+def start(launch: Prepared) -> None:
+    """Start it once, however often the button was pressed: the request keeps its id until the run has come up."""
+    if launch.job is None:
+        return
+    request = st.session_state.setdefault(_REQUEST, secrets.token_hex(16))
+    folder = services.start(launch.job, asked=launch.asked, changes=launch.changes, request_id=request)
+    st.session_state[STARTED] = folder.run_id
+    st.session_state.pop(_REQUEST, None)
+    state.choose_run(folder.run_id)
+
+
+def answer(launch: Prepared) -> None:
+    """Whether it can be started, in one sentence."""
+    if launch.job is None or launch.faults:
+        parts.faults(launch.faults)
+        return
+    blocking = [check for check in launch.checks if check.level == "failed"]
+    if blocking:
+        parts.verdict("bad", t("**It would not run:** {why}", why=check_words(blocking[0])))
+        return
+    if not access.may_start():
+        parts.verdict("warning", t("**Ready, but not for you.** {why}", why=not_allowed()))
+        return
+    job = launch.job
+    ranks, steps = job.layout().world_size, job.training.steps
+    kind = t("CPU ranks over gloo") if job.cluster.device.is_cpu else parts.literal(job.cluster.device.name)
+    verb = t("rehearse") if launch.rehearsal else t("run")
+    text = t("**Ready to {verb}: {n} {kind}, {steps} steps.**", verb=verb, n=ranks, kind=kind, steps=steps or 20)
+    if launch.rehearsal:
+        text += " " + t("The same groups, schedule and messages, on a shrunken model.")
+    detail = t("No GPU is needed. The first step comes after half a minute or more: importing, connecting, building.")
+    parts.verdict("good", text, detail if job.cluster.device.is_cpu else "")
+
+
+def not_allowed() -> str:
+    """What stands where Start is disabled for want of the start token."""
+    return t("Only the holder of the start token can launch or stop. Open the address that was printed at start.")
+
+
+def starting(look: Look) -> None:
+    """The five phases, live."""
+    with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
+        phases_strip.strip(look)
+    found = watch_words.sentence(look)
+    if found.kind == "bad":
+        parts.verdict(found.kind, found.text, found.detail)
+
+
+def details(launch: Prepared) -> None:
+    """Checks and command beside the list of changes."""
+    if launch.job is None:
+        return
+    left, right = st.columns([1.1, 1])
+    with left:
+        _checks(launch.checks)
+        _command(launch)
+    with right:
+        _changes(launch)
+
+
+def check_words(check: Check) -> str:
+    """What a check found (markdown)."""
+    v = check.values
+    if check.faults:
+        return "; ".join(parts.literal_sentence(fault) for fault in check.faults)
+    sentences = {
+        "layout": lambda: t("every degree divides what it must"),
+        "world_size": lambda: _world_words(check),
+        "cores": lambda: _cores_words(check),
+        "memory": lambda: t(
+            "{needed} needed of {free} free", needed=format_memory(_real(v, "needed_bytes")),
+            free=format_memory(_real(v, "available_bytes")),
+        ),
+        "platform": lambda: t("runs are for Linux; this is {name}", name=parts.literal(v.get("platform"))),
+        "torch": lambda: t("installed") if check.level == "ok" else t("not installed in this environment"),
+        "runs_folder": lambda: t("writable") if check.level == "ok" else t("{path} is not writable",
+                                                                           path=parts.literal(v.get("path"))),
+        "disk": lambda: t("{free} free", free=format_memory(_real(v, "free_bytes"))),
+        "port": lambda: t("a free port on 127.0.0.1 is taken at start"),
+    }  # fmt: skip
+    words = sentences.get(check.code)
+    return words() if words else parts.literal(check.code)
+
+
+def _real(values: Mapping[str, object], name: str) -> float | None:
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _world_words(check: Check) -> str:
+    v = check.values
+    if check.level == "ok":
+        return t("{n} ranks, one a device", n=v.get("world_size"))
+    return t("{n} ranks need one machine with as many devices; here: {nodes} × {devices}", n=v.get("world_size"),
+             nodes=v.get("nodes"), devices=v.get("devices"))  # fmt: skip
+
+
+def _cores_words(check: Check) -> str:
+    v = check.values
+    if check.level == "ok":
+        return t("{ranks} ranks, {cores} cores", ranks=v.get("ranks"), cores=v.get("cores"))
+    return t("{ranks} ranks on {cores} cores: step times show the order of things, not their speed",
+             ranks=v.get("ranks"), cores=v.get("cores"))  # fmt: skip
+
+
+def _checks(checks: Sequence[Check]) -> None:
+    counts = {level: sum(check.level == level for check in checks) for level in ("ok", "warning", "failed")}
+    caption = t("{n} good", n=counts["ok"])
+    caption += t(", {n} to know", n=counts["warning"]) if counts["warning"] else ""
+    caption += t(", {n} against it", n=counts["failed"]) if counts["failed"] else ""
+    with parts.card(t("Before it starts"), caption):
+        rows = [(check.level, t(_CHECKS.get(check.code, check.code)), check_words(check)) for check in checks]
+        token = t("this browser holds it") if access.may_start() else t("this browser does not hold it")
+        rows.append(("ok" if access.may_start() else "failed", t("Start token"), token))
+        lines = [f"| {_ICONS[level]} | **{name}** | :gray[{words}] |" for level, name, words in rows]
+        st.markdown("\n".join(["| | | |", "|---|---|---|", *lines]))
+
+
+def _command(launch: Prepared) -> None:
+    with parts.card(t("Command"), t("the same from a shell")):
+        flag = " --rehearse" if launch.rehearsal else ""
+        st.code(
+            f"tpdpdash run job.toml{flag}\n# {t('starts')}: python -m torch.distributed.run … tpdpdash.worker …",
+            language="bash",
+        )
+        left = st.container(horizontal=True, vertical_alignment="center")
+        left.download_button(
+            "job.toml", write_job(launch.asked), file_name="job.toml", mime="text/plain", icon=":material/download:"
+        )
+        left.caption(t("Closing this page does not stop the run."))
+
+
+def _changes(launch: Prepared) -> None:
+    if not launch.rehearsal:
+        with parts.card(t("What runs"), t("the job as it is, on this machine")):
+            st.caption(t("Nothing is changed but the cluster. A model of full size needs GPUs that hold it."))
+        return
+    with parts.card(t("What the rehearsal changes"), t("{n} changes", n=len(launch.changes))):
+        st.dataframe(changes_table(launch.changes), hide_index=True, height="content", key="changes")
+
+
+def changes_table(changes: Sequence[Change]) -> pd.DataFrame:
+    """Each change of a rehearsal: what was asked, what runs, why."""
+    import pandas as pd
+
+    rows = [
+        {
+            "": t(_SIZE_WORDS[change.key]) if change.key in _SIZE_WORDS else change.key.partition(".")[2],
+            t("Asked"): _shown(change.asked),
+            t("Rehearsed"): _shown(change.rehearsed),
+            t("Because of"): t(_REASONS.get(change.reason, change.reason)),
+        }
+        for change in changes
+    ]
+    return pd.DataFrame(rows, columns=["", t("Asked"), t("Rehearsed"), t("Because of")])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return t("yes") if value else t("no")
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return t("not given") if value is None else parts.plain(value)
