@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tpdpdash.cluster.describe import cluster_from_fields, cluster_to_fields
-from tpdpdash.cluster.nvml import Detection, detect_devices
+from tpdpdash.cluster.detection import Detection
+from tpdpdash.cluster.local import with_ranks
+from tpdpdash.cluster.nvml import detect_devices
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.fields import Limits, nearest, read_fields
 from tpdpdash.layout.layout import Layout, LayoutPins
 from tpdpdash.layout.resolve import resolve_layout
 from tpdpdash.model.inline import spec_from_fields
+from tpdpdash.model.names import check_name
 from tpdpdash.model.presets import preset
 from tpdpdash.model.resolve import resolve_model
 from tpdpdash.model.spec import ModelSpec
@@ -70,18 +74,14 @@ class Job:
 
         Raises InvalidInputError with every fault of the layout.
         """
-        world_size = None if self.world_follows_layout else self.cluster.world_size
-        layout = resolve_layout(self.pins, self.model, self.training, world_size)
-        cluster = self.cluster
-        if self.world_follows_layout:
-            size = layout.world_size
-            cluster = replace(cluster, nodes=1, devices_per_node=size, scale_up_domain_size=size)
+        layout = self.layout()
+        cluster = with_ranks(self.cluster, layout.world_size) if self.world_follows_layout else self.cluster
         return replace(self, pins=pins_of(layout), cluster=cluster, world_follows_layout=False)
 
     def layout(self) -> Layout:
         """The one layout that this job describes. Raises InvalidInputError with every fault of it."""
         world_size = None if self.world_follows_layout else self.cluster.world_size
-        return resolve_layout(self.pins, self.model, self.training, world_size)
+        return resolve_layout(self.pins, self.model, self.training, world_size, self.cluster)
 
 
 def pins_of(layout: Layout) -> LayoutPins:
@@ -108,13 +108,11 @@ def job_from_tables(document: Table, base_dir: Path = Path(), detect: Callable[[
     model, model_faults, notices = _read_model(tables["model"], base_dir)
     cluster, follows, cluster_faults, cluster_notices = _read_cluster(tables["cluster"], pins, detect)
     faults += [*model_faults, *cluster_faults, *training_faults, *layout_faults]
-    name = document.get("name", model.name if model else "")
-    if not isinstance(name, str):
-        faults.append(Fault(code="not_text", field="name", value=name))
+    name = _read_name(document, model, faults)
     if faults or model is None or cluster is None:
         raise InvalidInputError(faults)
     return Job(
-        name=str(name),
+        name=name,
         model=model,
         cluster=cluster,
         training=Training(**training),
@@ -179,6 +177,17 @@ def _unknown_table(key: str) -> Fault:
     return Fault(code="unknown_key", field=key, value=None, values={"nearest": nearest(key, (*TABLES, "name"))})
 
 
+def _read_name(document: Table, model: ModelSpec | None, faults: list[Fault]) -> str:
+    """The job's name, which becomes a folder's; without one, the model's name with other characters left out."""
+    if "name" not in document:
+        return re.sub(r"[^\w.-]+", "-", model.name if model else "", flags=re.ASCII)[:60].strip("-.") or "job"
+    try:
+        return check_name(document["name"], "name")
+    except InvalidInputError as wrong:
+        faults += wrong.faults
+        return ""
+
+
 def _table(document: Table, name: str, faults: list[Fault]) -> Table:
     """One table of the document; an absent one is empty."""
     table = document.get(name, {})
@@ -209,7 +218,8 @@ def _read_model(table: Table, base_dir: Path) -> tuple[ModelSpec | None, list[Fa
     except InvalidInputError as wrong:
         return None, list(wrong.faults), ()
     if changes:
-        changed, faults = spec_from_fields({**asdict(spec), "source": "", **changes})
+        unchanged = {name: value for name, value in asdict(spec).items() if name != "source"}
+        changed, faults = spec_from_fields({**unchanged, **changes})
         return changed, faults, notices
     return spec, [], notices
 
