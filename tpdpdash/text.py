@@ -91,9 +91,9 @@ FAULT_TEXTS: dict[str, str] = {
     "(nearest: {nearest}): describe it with its figures: {figures}",
     "unified_memory_device": "{field}: the GPU here, {value}, has unified memory: its driver reports none of its own; "
     "{available} of the host's are available now: describe it with its figures: {figures}",
-    "no_gpu": "the NVIDIA driver is here, but it shows no GPU",
-    "no_driver": "no NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
-    "driver_not_loaded": "the NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
+    "no_gpu": "The NVIDIA driver is here, but it shows no GPU",
+    "no_driver": "No NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
+    "driver_not_loaded": "The NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
     "driver_version_mismatch": "NVIDIA driver and library version mismatch, as after an update: reboot, or reload the "
     "driver's modules; jobs that run already go on",
     "driver_no_permission": "NVML: insufficient permissions for user {user}: look at the access rights of /dev/nvidia*",
@@ -189,11 +189,11 @@ FAULT_TEXTS: dict[str, str] = {
     "supervisor_failed": "the supervisor failed: {error}",
     "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
     "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
-    "preflight_memory": "the ranks need more memory than is free here: {needed_bytes} of {available_bytes} bytes",
+    "preflight_memory": "the ranks need more memory than is free here: {needed} of {available}",
     "preflight_platform": "runs need Linux; this is {platform}",
     "preflight_torch": "torch is not installed here",
     "preflight_runs_folder": "{path} cannot be written to",
-    "preflight_disk": "{path}: {free_bytes} bytes are free; {needed_bytes} are needed",
+    "preflight_disk": "{path}: {free} are free; {needed} are needed",
     # worker
     "builtin_no_context_parallel": "{field} is {value}: the built-in worker has no context parallelism; "
     "nearest: {nearest}",

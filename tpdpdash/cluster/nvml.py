@@ -40,7 +40,7 @@ def detect_devices(environ: Mapping[str, str], host: HostMemory | None = None) -
         return Detection(
             devices=devices,
             driver_version=_Questions(pynvml)(pynvml.nvmlSystemGetDriverVersion),
-            problem=None if devices else Fault(code="no_gpu", field="devices"),
+            problem=None if devices else Fault(code="no_gpu", field="devices", values={}),
             host=surroundings,
             visible_devices=asked,
             num_visible=num_visible,
@@ -52,13 +52,13 @@ def detect_devices(environ: Mapping[str, str], host: HostMemory | None = None) -
 def _init_problem(pynvml: ModuleType, error: Any) -> Fault:
     """Why NVML did not start, as a fault that helps."""
     codes = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "nvml_no_driver",
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "nvml_driver_not_loaded",
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "nvml_version_mismatch",
-        pynvml.NVML_ERROR_NO_PERMISSION: "nvml_no_permission",
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no_driver",
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver_not_loaded",
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver_version_mismatch",
+        pynvml.NVML_ERROR_NO_PERMISSION: "driver_no_permission",
     }
     values = {"reason": str(error), "user": _user()}
-    return Fault(code=codes.get(error.value, "nvml_failed"), field="devices", values=values)
+    return Fault(code=codes.get(error.value, "driver_failed"), field="devices", values=values)
 
 
 def _user() -> str:
