@@ -94,14 +94,20 @@ def read_fields(
     told = {fault.field for fault in faults}
     faults += [Fault(code="missing", field=f"{path}.{key}") for key in null if f"{path}.{key}" not in told]
     broken = {fault.field.removeprefix(f"{path}.") for fault in faults}
-    values = {key: value for key, value in given.items() if key not in broken}
+    values: dict[str, Any] = {key: value for key, value in given.items() if key not in broken}
     for key in [key for key in values if key in limits]:
-        low, high = limits[key]
-        entries = values[key] if isinstance(values[key], tuple) else (values[key],)
-        wrong = next((entry for entry in entries if entry is not None and not low <= entry <= high), None)
-        if wrong is not None:
-            closest = low if wrong < low else high
-            shown = {"low": low, "high": high, "nearest": closest}
+        beyond = _beyond(values[key], *limits[key])
+        if beyond is not None:
+            wrong, closest = beyond
+            shown = {"low": limits[key][0], "high": limits[key][1], "nearest": closest}
             faults.append(Fault(code="out_of_range", field=f"{path}.{key}", value=wrong, values=shown))
             del values[key]
     return values, faults
+
+
+def _beyond(value: Any, low: float, high: float) -> tuple[float, float] | None:
+    """The first number of a value (one, or a list of them) that is out of range, and the nearest that is not."""
+    for entry in value if isinstance(value, tuple) else (value,):
+        if not low <= entry <= high:
+            return entry, low if entry < low else high
+    return None

@@ -208,12 +208,12 @@ def _read_model(table: Table, base_dir: Path) -> tuple[ModelSpec | None, list[Fa
     key, value = named[0], table[named[0]]
     if not isinstance(value, str):
         return None, [Fault(code="not_text", field=f"model.{key}", value=value)], ()
+    notices: tuple[Fault, ...] = ()
     try:
         if key == "preset":
-            spec, notices = preset(value), ()
+            spec = preset(value)
         else:
-            local = base_dir / value
-            read = resolve_model(str(local) if local.exists() else value)
+            read = resolve_model(value, base_dir=base_dir)
             spec, notices = read.spec, read.notices
     except InvalidInputError as wrong:
         return None, list(wrong.faults), ()

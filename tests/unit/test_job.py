@@ -105,8 +105,8 @@ def test_a_given_size_of_this_machine_is_kept():
 
 
 def test_b61_types_of_the_layout_are_told_all_at_once():
+    tables = {**tomllib.loads(SMALL), "layout": {"tp": 1.5, "pp": "two", "cp": None}}
     with pytest.raises(InvalidInputError) as caught:
-        tables = {**tomllib.loads(SMALL), "layout": {"tp": 1.5, "pp": "two", "cp": None}}
         job_from_tables(tables, detect=this_machine)
     assert [(fault.field, fault.code) for fault in caught.value.faults] == [
         ("layout.tp", "not_whole_number"),
