@@ -5,10 +5,12 @@ Rows r… are those of the reports of real users: each names what people hit, an
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
-from fake_nvml import GPU_REMOTE, FakeDriver, scenario
+from fake_nvml import GPU_REMOTE, FakeDriver, environment, scenario
 
 from tpdpdash.cluster.detection import DetectedDevice, HostMemory
 from tpdpdash.text import fault_text
@@ -75,6 +77,14 @@ def test_a_refused_figure_is_unknown_and_all_others_are_still_told(
     assert getattr(device, field) is None
     assert device.problem is None
     assert all(getattr(device, other) is not None for other in READINGS if other not in (field, "free_bytes"))
+
+
+def test_a_whole_program_finds_the_fake_driver_by_its_environment(driver: FakeDriver) -> None:
+    look = "import os; from tpdpdash.cluster.nvml import detect_devices as look"
+    look += "; print([device.power_w for device in look(os.environ).devices])"
+    command = [sys.executable, "-c", look]
+    told = subprocess.run(command, env=environment(driver.library), capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str([71.0] * 7 + [None])
 
 
 def test_an_older_driver_without_the_second_memory_question_still_reports_memory(driver: FakeDriver) -> None:
@@ -257,6 +267,7 @@ def test_cuda_visible_devices_chooses_and_reorders(driver: FakeDriver) -> None:
     assert (found.num_visible, found.visible_devices) == (2, "3,1")
 
 
+# Source: torch 2.13, torch.cuda._parse_visible_devices and _transform_uuid_to_ordinals, run on these strings.
 @pytest.mark.parametrize(
     ("text", "visible"),
     [
