@@ -94,24 +94,11 @@ def _rows(part: Any, index: Index) -> Any:
     return type(part)(**{field.name: getattr(part, field.name)[index] for field in fields(part)})
 
 
-def joined(parts: list[Estimates]) -> Estimates:
-    """The rows of several estimates of one job one after the other; stage axes are padded with zeros."""
-    width = max(part.kinds.count.shape[1] for part in parts)
-    arrays = {}
-    for name in _ARRAY_PARTS:
-        kind = type(getattr(parts[0], name))
-        arrays[name] = kind(
-            **{
-                f.name: np.concatenate([_wide(getattr(getattr(p, name), f.name), width) for p in parts])
-                for f in fields(kind)
-            }
-        )
-    return replace(parts[0], columns=LayoutColumns.joined([part.columns for part in parts]), **arrays)
-
-
-def _wide(array: Floats, width: int) -> Floats:
-    """A stage axis padded to `width`; arrays without one as they are."""
-    return array if array.ndim == 1 else np.pad(array, ((0, 0), (0, width - array.shape[1])))
+def peak_bytes(model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns) -> Floats:
+    """Memory of the fullest stage alone (n,): what decides whether a layout fits, at half the price of an estimate."""
+    kinds = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks)
+    habits = framework_habits(training.framework)
+    return stage_memory(model, cluster, training, habits, columns, kinds).peak_bytes
 
 
 def estimate(
@@ -127,8 +114,9 @@ def estimate(
     cost = step_cost(model, cluster, training, habits, columns, kinds)
     stage_time = cost.stages
     if every_stage:
-        full = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks, every_stage=True)
-        stage_time, kinds = _spread(stage_time, kinds, full), full
+        times = (kinds.spread(stage_time.forward_s), kinds.spread(stage_time.backward_s))
+        stage_time = StageSeconds(forward_s=times[0], backward_s=times[1])
+        kinds = kinds.every_stage()
     memory = stage_memory(model, cluster, training, habits, columns, kinds)
     step_s = cost.parts.step_s
     speed = throughput(
@@ -163,18 +151,6 @@ def _recomputed(cost: StepCost, columns: LayoutColumns, selective_kind: str) -> 
     """Share of the layers' forward pass that is computed again (n,); half of it where operators or layers are selected."""
     half = (columns.recompute == SELECTIVE) & (selective_kind != "core_attention")
     return cost.gemm_recompute_frac * np.where(half, 0.5, 1.0)
-
-
-def _spread(times: StageSeconds, kinds: StageKinds, full: StageKinds) -> StageSeconds:
-    """Stage times of joined kinds, given back to every stage."""
-    names = ("dense_layers", "moe_layers", "is_first", "is_last")
-    same = np.ones((*full.count.shape, kinds.count.shape[1]), np.bool_)
-    for name in names:
-        same &= getattr(full, name)[:, :, None] == getattr(kinds, name)[:, None, :]
-    which = (same & kinds.exists[:, None, :]).argmax(axis=2)
-    forward = np.where(full.exists, np.take_along_axis(times.forward_s, which, axis=1), 0.0)
-    backward = np.where(full.exists, np.take_along_axis(times.backward_s, which, axis=1), 0.0)
-    return StageSeconds(forward_s=forward, backward_s=backward)
 
 
 def estimate_layout(model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns) -> Estimate:

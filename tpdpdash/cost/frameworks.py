@@ -45,8 +45,6 @@ class FrameworkHabits:
     """Share of expert all-to-all time hidden."""
     gathers_per_microbatch: float
     """Weight gathers in one microbatch under ZeRO-3."""
-    reduces_every_microbatch: bool
-    """Under ZeRO ≥ 2 gradients are reduced in every microbatch."""
     gradient_bucket_bytes: float
     """Buckets that stay allocated for reduction."""
     layer_kernels: float
@@ -63,6 +61,12 @@ class FrameworkHabits:
     """Element-wise traffic without a compiler, against with."""
     p2p_hidden_frac: float
     """Share of stage-to-stage messages hidden in 1F1B and GPipe."""
+    scatters_p2p: bool
+    """Stage messages are split over TP also without sequence parallelism."""
+    attention_frac: float
+    """Speed of its fused attention against the best on the device."""
+    traffic_frac: float
+    """Element-wise traffic of its operators against Megatron-Core's fused ones."""
     interleaved_p2p_hidden_frac: float
     """The same when interleaving."""
     grouped_gemm_frac: float

@@ -92,7 +92,7 @@ def layer_s(
     traffic_f, traffic_b = _residual_traffic(model, training, habits, rates, tokens, tp, split)
     if moe:
         inner = _expert_linears(model, habits, rates, tokens, tp, ep, etp)
-        more_f, more_b = _expert_traffic(model, rates, tokens, tp, etp)
+        more_f, more_b = _expert_traffic(model, habits, rates, tokens, tp, etp)
     else:
         inner = _mlp_linears(model, rates, tokens, model.ffn_hidden_size, tp)
         more_f, more_b = _activation_traffic(model, training, habits, rates, tokens * model.ffn_hidden_size / tp)
@@ -197,7 +197,7 @@ def _residual_traffic(
     e, h, norms = rates.element_bytes, model.hidden_size, model.norms_per_layer
     adds = min(norms, 2)
     mask = h * adds if training.dropout > 0 else 0.0
-    eager = 1.0 if training.compiled else habits.eager_traffic
+    eager = habits.traffic_frac if training.compiled else habits.eager_traffic
     kv = kv_heads_per_rank(model.num_kv_heads, tp) if not model.is_mla else model.num_attention_heads / tp
     rope = (
         0.0 if model.position_embedding_size else 2 * e * (model.num_attention_heads / tp + kv) * model.query_head_dim
@@ -212,14 +212,14 @@ def _activation_traffic(
 ) -> tuple[Numeric, Numeric]:
     """(forward, backward) seconds of the activation function: a gate reads 2 and writes 1 (5 in backward), a plain one
     reads 1 and writes 1 (3)."""
-    eager = 1.0 if training.compiled else habits.eager_traffic
+    eager = habits.traffic_frac if training.compiled else habits.eager_traffic
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
     moved = eager * rates.element_bytes * elements
     return traffic_s(forward * moved, rates), traffic_s(backward * moved, rates)
 
 
 def _expert_traffic(
-    model: ModelSpec, rates: DeviceRates, tokens: Numeric, tp: Numeric, etp: Numeric
+    model: ModelSpec, habits: FrameworkHabits, rates: DeviceRates, tokens: Numeric, tp: Numeric, etp: Numeric
 ) -> tuple[Numeric, Numeric]:
     """(forward, backward) seconds of permutation, un-permutation and the experts' activation function.
 
@@ -231,7 +231,10 @@ def _expert_traffic(
     inner = copies * model.moe_ffn_hidden_size / etp + tokens * model.shared_expert_ffn_hidden_size / tp
     forward, backward = (3, 5) if model.gated_mlp else (2, 3)
     permuted = 8 * e * h * copies
-    return traffic_s(permuted + forward * e * inner, rates), traffic_s(permuted + backward * e * inner, rates)
+    fused = habits.traffic_frac
+    return traffic_s(fused * (permuted + forward * e * inner), rates), traffic_s(
+        fused * (permuted + backward * e * inner), rates
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

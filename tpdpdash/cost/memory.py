@@ -181,6 +181,7 @@ def _activations(
         _column(columns.num_microbatches(training.global_batch_size)),
         _column(columns.num_model_chunks),
         kinds.index,
+        _column(columns.microbatch_group_size_per_vp_stage),
     )
     offloaded = np.where(_column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
     return tokens * (kept * offloaded + working)

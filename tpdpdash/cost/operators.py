@@ -60,8 +60,11 @@ def dense_peak(device: DeviceSpec, precision: str) -> float:
     return next((peaks[key] for key in order if key in peaks), peaks.get("fp32", float("nan")))
 
 
-def device_rates(device: DeviceSpec, training: Training) -> DeviceRates:
-    """Rates of one device under one precision. Low precisions speed up GEMMs only."""
+def device_rates(device: DeviceSpec, training: Training, attention_frac: float = 1.0) -> DeviceRates:
+    """Rates of one device under one precision. Low precisions speed up GEMMs only.
+
+    attention_frac: speed of the framework's fused attention against the best on the device.
+    """
     dense = dense_peak(device, training.precision)
     key = FP8_KEYS.get(training.precision)
     gemm = device.peak_flops_per_s.get(key, dense) if key else dense
@@ -70,7 +73,7 @@ def device_rates(device: DeviceSpec, training: Training) -> DeviceRates:
         dense_flops_per_s=dense,
         gemm_efficiency=device.gemm_efficiency,
         gemm_half_k=device.gemm_half_k * gemm / dense,
-        attention_efficiency=device.attention_efficiency,
+        attention_efficiency=device.attention_efficiency * attention_frac,
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         launch_s=device.launch_s,
         element_bytes=compute_bytes(training),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.model.spec import ModelSpec
+from tpdpdash.units import ceil_div
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageKinds:
-    """Stage kinds of n layouts, every array (n, kinds); a kind with count 0 is padding."""
+    """Stage kinds of n layouts. Arrays are (n, kinds) unless said; a kind with count 0 is padding."""
 
     index: Floats
     """The earliest stage of this kind, from 0."""
@@ -36,6 +37,10 @@ class StageKinds:
     """1 where the stage holds the embedding."""
     is_last: Floats
     """1 where the stage holds the head and the loss."""
+    of_stage: NDArray[np.intp]
+    """Kind of every stage (n, stages), stages padded to a multiple of STAGE_STEP; 0 where there is none."""
+    stage_exists: NDArray[np.bool_]
+    """Which stages exist (n, stages)."""
 
     @property
     def layers(self) -> Floats:
@@ -47,8 +52,28 @@ class StageKinds:
         """False for padding."""
         return self.count > 0
 
+    def spread(self, values: Floats) -> Floats:
+        """Values of kinds (n, kinds), given to every stage (n, stages); 0 where there is none."""
+        return np.where(self.stage_exists, np.take_along_axis(values, self.of_stage, axis=1), 0.0)
 
-_FIELDS = ("index", "count", "dense_layers", "moe_layers", "is_first", "is_last")
+    def every_stage(self) -> StageKinds:
+        """One kind a stage, in order."""
+        stages = self.stage_exists.shape[1]
+        order = np.broadcast_to(np.arange(stages), self.stage_exists.shape)
+        parts = {name: self.spread(getattr(self, name)) for name in _SPREAD}
+        return StageKinds(
+            index=np.where(self.stage_exists, order, 0.0),
+            count=self.stage_exists.astype(np.float64),
+            of_stage=np.where(self.stage_exists, order, 0),
+            stage_exists=self.stage_exists,
+            **parts,
+        )
+
+
+STAGE_STEP = 8
+"""numpy adds rows in eights: padded so, a row's sum does not depend on how many stages other rows have."""
+_SPREAD = ("dense_layers", "moe_layers", "is_first", "is_last")
+_FIELDS = ("index", "count", *_SPREAD)
 Row = tuple[float, float, float, float, float, float]
 
 
@@ -59,7 +84,7 @@ def moe_layers_before(model: ModelSpec) -> Floats:
 
 
 def stage_rows(model: ModelSpec, stage_layers: Floats, num_model_chunks: int) -> list[Row]:
-    """Every stage of one pipeline, as rows of StageKinds with count 1.
+    """Every stage of one pipeline: (index, 1, dense layers, MoE layers, is first, is last).
 
     Chunk c of stage s follows chunk c of stage s − 1; a stage's layers are spread evenly over its chunks.
     """
@@ -76,32 +101,32 @@ def stage_rows(model: ModelSpec, stage_layers: Floats, num_model_chunks: int) ->
     ]
 
 
-def merged(rows: list[Row]) -> list[Row]:
-    """Equal middle stages joined: the earliest index, and the number of them."""
+def merged(rows: list[Row]) -> tuple[list[Row], list[int]]:
+    """Equal stages joined, with the earliest index and their number; and the kind of each stage."""
     kinds: dict[tuple[float, ...], Row] = {}
     for row in rows:
-        key = row[2:]
-        known = kinds.get(key)
-        kinds[key] = row if known is None else (known[0], known[1] + 1, *row[2:])
-    return list(kinds.values())
+        known = kinds.get(row[2:])
+        kinds[row[2:]] = row if known is None else (known[0], known[1] + 1, *row[2:])
+    places = {key: place for place, key in enumerate(kinds)}
+    return list(kinds.values()), [places[row[2:]] for row in rows]
 
 
-def stage_kinds(
-    model: ModelSpec, stage_layers: Floats, pp: Floats, num_model_chunks: Floats, *, every_stage: bool = False
-) -> StageKinds:
-    """Stage kinds of n layouts.
-
-    stage_layers: (n, stages), 0 beyond a row's pp. every_stage: no joining, one kind a stage, in order.
-    """
+def stage_kinds(model: ModelSpec, stage_layers: Floats, pp: Floats, num_model_chunks: Floats) -> StageKinds:
+    """Stage kinds of n layouts. stage_layers: (n, stages), 0 beyond a row's pp."""
     first_of, structure = _distinct(stage_layers, pp, num_model_chunks)
-    tables = []
-    for i in first_of:
-        rows = stage_rows(model, stage_layers[i, : int(pp[i])], int(num_model_chunks[i]))
-        tables.append(rows if every_stage else merged(rows))
-    width = max((len(rows) for rows in tables), default=1)
-    padding = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    table = np.array([[*rows, *[padding] * (width - len(rows))] for rows in tables]).reshape(len(tables), width, 6)
-    return StageKinds(**{name: table[structure, :, k] for k, name in enumerate(_FIELDS)})
+    tables = [merged(stage_rows(model, stage_layers[i, : int(pp[i])], int(num_model_chunks[i]))) for i in first_of]
+    width = max((len(rows) for rows, _ in tables), default=1)
+    stages = ceil_div(stage_layers.shape[1], STAGE_STEP) * STAGE_STEP
+    table = np.zeros((len(tables), width, len(_FIELDS)))
+    of_stage = np.zeros((len(tables), stages), np.intp)
+    for place, (rows, which) in enumerate(tables):
+        table[place, : len(rows)] = rows
+        of_stage[place, : len(which)] = which
+    return StageKinds(
+        of_stage=of_stage[structure],
+        stage_exists=np.arange(stages) < pp[:, None],
+        **{name: table[structure, :, k] for k, name in enumerate(_FIELDS)},
+    )
 
 
 def _distinct(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.layer import EndSeconds, ends_s, layer_s
 from tpdpdash.cost.memory import recomputed_layers, shard_sizes, stage_parameters, tokens_per_microbatch
@@ -16,7 +17,6 @@ from tpdpdash.cost.parameters import vocab_rows
 from tpdpdash.cost.passes import LayerPasses, Links, PassSeconds, layer_passes
 from tpdpdash.cost.stages import StageKinds
 from tpdpdash.cost.states import sharded, state_bytes
-from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from tpdpdash.cost.traffic import data_s, exposed_hops_s, layout_links, stage_hop_s, tied_embedding_s
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.spec import ModelSpec
@@ -104,7 +104,7 @@ def step_cost(
     one with the longest microbatch; data parallel and optimizer time are those of the stage where they take longest,
     since all stages meet in the gradient norm.
     """
-    rates = device_rates(cluster.device, training)
+    rates = device_rates(cluster.device, training, habits.attention_frac)
     links = layout_links(cluster, columns)
     rows = vocab_rows(model, columns.tp, habits.name) + 0.0 * columns.tp
     forward, backward = _stage_parts(model, cluster, training, habits, rates, columns, links, kinds, rows)
@@ -116,7 +116,13 @@ def step_cost(
     busy = np.where(kinds.exists, forward_s + backward_s, -1.0)
     critical = busy.argmax(axis=1)[:, None]
     whole = pipeline_seconds(
-        columns.schedule, columns.pp, microbatches, columns.num_model_chunks, forward_s, backward_s, kinds.count
+        schedule=columns.schedule,
+        forward_s=kinds.spread(forward_s),
+        backward_s=kinds.spread(backward_s),
+        stage_mask=kinds.stage_exists,
+        num_microbatches=microbatches,
+        num_model_chunks=columns.num_model_chunks,
+        group=columns.microbatch_group_size_per_vp_stage,
     )
     sums = {
         name: np.take_along_axis(forward[name] + backward[name], critical, axis=1)[:, 0] * microbatches
@@ -169,7 +175,7 @@ def _stage_parts(
             _add_pass(backward, passes.backward, layers)
             _add_recompute(backward, passes.recompute, layers * recomputed)
     _add_ends(forward, backward, model, cluster, training, habits, columns, links, kinds, tokens, rows)
-    hops = exposed_hops_s(habits, columns, stage_hop_s(model, cluster, rates, columns, links, tokens))
+    hops = exposed_hops_s(habits, columns, stage_hop_s(model, cluster, habits, rates, columns, links, tokens))
     exists = kinds.exists
     for parts in (forward, backward):
         parts["pp_s"] = np.where(exists, hops[:, None], 0.0)

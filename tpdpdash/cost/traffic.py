@@ -47,7 +47,7 @@ class DataSeconds:
     """Data parallel messages, exposed [s], each (n, stages)."""
 
     per_microbatch_s: Floats
-    """In every microbatch: ZeRO-3's gathers and reductions, ZeRO-2's reductions where the framework does so."""
+    """In every microbatch: ZeRO-3's gathers, and from ZeRO-2 reductions: a shard can only add what is reduced."""
     per_step_s: Floats
     """Once a step: gradients at its end, updated weights at its start."""
 
@@ -96,8 +96,8 @@ def data_s(
     """Exposed data parallel time. forward_s, backward_s: one microbatch on each stage (n, stages).
 
     Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last reduction
-    have nothing beside them. ZeRO-1 and 2: gradients once a step beside the last backward, weights beside the first
-    forward. ZeRO-3: weights gathered in forward and again in backward of every microbatch.
+    have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
+    forward. ZeRO-2: gradients in every microbatch. ZeRO-3: weights besides, in forward and again in backward.
     """
     zero = columns.zero_stage[:, None]
     share = 1 - 1 / np.maximum(kinds.layers, 1.0)
@@ -109,7 +109,7 @@ def data_s(
     gain = habits.hidden_frac
     again = habits.gathers_per_microbatch - 1
     in_forward = hidden(gather_s, gather_beside, gain)
-    each_time = (zero >= 2) & habits.reduces_every_microbatch
+    each_time = zero >= 2
     # Under ZeRO-3 the second gather and the reduction share backward.
     in_backward = np.where(zero >= 3, again * gather_s, 0.0) + np.where(each_time, reduce_s, 0.0)
     beside = np.where(zero >= 3, np.maximum(again_beside, reduce_beside), reduce_beside)
@@ -125,10 +125,17 @@ def data_s(
 
 
 def stage_hop_s(
-    model: ModelSpec, cluster: ClusterSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    habits: FrameworkHabits,
+    rates: DeviceRates,
+    columns: LayoutColumns,
+    links: Links,
+    tokens: Floats,
 ) -> Floats:
-    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism."""
-    split = np.where(columns.sequence_parallel, columns.tp, 1.0)
+    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism or where
+    the framework scatters them."""
+    split = np.where(columns.sequence_parallel | habits.scatters_p2p, columns.tp, 1.0)
     return point_to_point_s(rates.element_bytes * tokens * model.hidden_size / split, cluster, links.pp)
 
 
