@@ -1,0 +1,172 @@
+"""Where the ranks of a group sit: how many of them share a node or an NVLink domain, for any rank order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpdpdash.layout.grid import complete_rank_order
+from tpdpdash.units import ceil_div
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tpdpdash.layout.columns import LayoutColumns
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+DENSE_KINDS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "dp-cp": ("dp", "cp"),
+    "pp": ("pp",),
+    "tp-cp": ("tp", "cp"),
+}
+"""Groups of the grid tp × cp × dp × pp."""
+EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
+    "ep": ("ep",),
+    "expert-tp": ("tp",),
+    "expert-dp": ("dp",),
+    "expert-tp-ep": ("tp", "ep"),
+}
+"""Groups of the expert grid etp × ep × expert-dp × pp."""
+
+
+def group_size(columns: LayoutColumns, kind: str) -> Floats:
+    """Ranks in one group of `kind`, (n,)."""
+    sizes, names = _grid(columns, kind)
+    size = np.ones(len(columns))
+    for name in names:
+        size = size * sizes[name]
+    return size
+
+
+def members_per_block(columns: LayoutColumns, kind: str, block_size: int) -> Floats:
+    """Ranks of one group of `kind` that share a block of `block_size` consecutive ranks (a node, an NVLink domain;
+    blocks start at multiples of their size), (n,). Equal to the group's size where it never leaves a block.
+
+    A degree has stride w, the product of the degrees before it in the order. Where every such product divides the block
+    or is divided by it, each block of a group holds the same number: the product of min(size, block / w), at least 1,
+    over the group's degrees. Otherwise groups straddle borders unevenly: those rows are counted rank by rank, and the
+    emptiest block counts, because its links are the ones that a collective waits for. Exact for every order.
+    """
+    sizes, names = _grid(columns, kind)
+    members = np.ones(len(columns))
+    for rows, order in _by_order(columns):
+        own = {name: size[rows] for name, size in sizes.items()}
+        last = max(order.index(name) for name in names)
+        stride, inside = np.ones(len(rows)), np.ones(len(rows))
+        for name in order[: last + 1]:
+            if name in names:
+                inside *= np.clip(np.floor(block_size / stride), 1, own[name])
+            stride *= own[name]
+        members[rows] = _with_counted(inside, own, order, last, block_size, lambda g: _emptiest(g, names))
+    return members
+
+
+def crossing_boundaries(columns: LayoutColumns, block_size: int) -> Floats:
+    """Stage boundaries of a pipeline whose two ranks sit in different blocks, (n,): their messages leave the node.
+
+    Of p stages, k in each block, p / k − 1 boundaries cross; rows whose pipelines straddle borders unevenly are counted
+    rank by rank, and the pipeline that crosses most counts.
+    """
+    sizes, names = _grid(columns, "pp")
+    members = members_per_block(columns, "pp", block_size)
+    crossing = ceil_div(columns.pp, members) - 1
+    for rows, order in _by_order(columns):
+        own = {name: size[rows] for name, size in sizes.items()}
+        last = order.index("pp")
+        crossing[rows] = _with_counted(crossing[rows], own, order, last, block_size, lambda g: _most_crossed(g, names))
+    return crossing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    """Consecutive ranks of one grid, until groups and blocks both repeat."""
+
+    coordinates: Mapping[str, NDArray[np.int64]]
+    """Coordinate of each rank along each degree."""
+    sizes: Mapping[str, int]
+    """The degrees."""
+    block: NDArray[np.int64]
+    """Block of each rank."""
+
+    def groups(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """A number for each rank's group over `names`."""
+        group, weight = np.zeros_like(self.block), 1
+        for name, size in self.sizes.items():
+            if name not in names:
+                group = group + self.coordinates[name] * weight
+                weight *= size
+        return group
+
+
+def _emptiest(ranks: _Ranks, names: Sequence[str]) -> int:
+    """Members of the block that holds the fewest of a group, over the groups."""
+    _, counts = np.unique(ranks.groups(names) * (int(ranks.block[-1]) + 1) + ranks.block, return_counts=True)
+    return int(counts.min())
+
+
+def _most_crossed(ranks: _Ranks, names: Sequence[str]) -> int:
+    """Neighbours in different blocks, in the group that has most of them."""
+    by_group = np.argsort(ranks.groups(names), kind="stable").reshape(-1, ranks.sizes[names[0]])
+    blocks = ranks.block[by_group]
+    return int((blocks[:, 1:] != blocks[:, :-1]).sum(axis=1).max(initial=0))
+
+
+def _with_counted(
+    even: Floats,
+    sizes: Mapping[str, Floats],
+    order: Sequence[str],
+    last: int,
+    block_size: int,
+    count: Callable[[_Ranks], int],
+) -> Floats:
+    """`even` for the rows whose strides fit the block; for the others `count` of each different grid."""
+    stride, fits = np.ones(len(even)), np.ones(len(even), np.bool_)
+    for name in order[: last + 1]:
+        stride = stride * sizes[name]
+        fits &= (block_size % stride == 0) | (stride % block_size == 0)
+    uneven = np.flatnonzero(~fits)
+    if not len(uneven):
+        return even
+    degrees = np.stack([sizes[name][uneven] for name in order], axis=1)
+    cases, which = np.unique(degrees, axis=0, return_inverse=True)
+    counted = [
+        count(_ranks(dict(zip(order, case, strict=True)), last, block_size)) for case in cases.astype(int).tolist()
+    ]
+    found = even.copy()
+    found[uneven] = np.array(counted, np.float64)[which.reshape(-1)]
+    return found
+
+
+def _ranks(sizes: Mapping[str, int], last: int, block_size: int) -> _Ranks:
+    """Groups repeat after the degrees up to the group's last, blocks after their size; what follows is the same."""
+    products = np.cumprod(np.array(list(sizes.values()), np.int64))
+    ranks = np.arange(min(int(products[-1]), math.lcm(int(products[last]), block_size)))
+    coordinates, rest = {}, ranks
+    for name, size in sizes.items():
+        rest, coordinates[name] = np.divmod(rest, size)
+    return _Ranks(coordinates=coordinates, sizes=sizes, block=ranks // block_size)
+
+
+def _by_order(columns: LayoutColumns) -> Iterator[tuple[NDArray[np.int64], tuple[str, ...]]]:
+    for code in np.unique(columns.rank_order):
+        yield np.flatnonzero(columns.rank_order == code), complete_rank_order(columns.rank_orders[code])
+
+
+def _grid(columns: LayoutColumns, kind: str) -> tuple[dict[str, Floats], tuple[str, ...]]:
+    one = np.ones(len(columns))
+    if kind in DENSE_KINDS:
+        dense = {"tp": columns.tp, "cp": columns.cp, "ep": one, "dp": columns.dp, "pp": columns.pp}
+        return dense, DENSE_KINDS[kind]
+    if kind in EXPERT_KINDS:
+        expert = {"tp": columns.etp, "cp": one, "ep": columns.ep, "dp": columns.expert_dp, "pp": columns.pp}
+        return expert, EXPERT_KINDS[kind]
+    raise ValueError(f"kind={kind!r} is no group; use one of {(*DENSE_KINDS, *EXPERT_KINDS)}")
