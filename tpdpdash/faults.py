@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +17,7 @@ class Fault:
     """The key as the person wrote it: "layout.tp", "model.hidden_size", "cluster.device"."""
     value: object = None
     """The value that was given."""
-    values: Mapping[str, object] = dataclass_field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[str, object] = dataclass_field(default_factory=dict)
     """What the sentence needs besides: limits, divisors, the nearest legal values (`nearest`)."""
 
 

@@ -49,9 +49,17 @@ FAULT_TEXTS: dict[str, str] = {
     "does_not_divide": "{field} is {value}; it must divide {dividend_name} = {dividend}; nearest: {nearest}",
     "file_empty": "{field}: the file is empty",
     "not_utf8": "{field}: not {encoding} text: byte {position} cannot be read",
-    "not_json": "{field}: not JSON: {reason} at line {line}, column {column}",
+    "not_json": "{field}: not JSON: line {line}, column {column}: {reason}",
     "nested_too_deep": "{field}: objects are nested too deep",
-    "not_a_config": "{field}: not a config.json: {kind}",
+    "file_is_html": "{field}: this is an HTML page, not a config.json: was the download an error page?",
+    "file_is_xml": "{field}: this is XML, not a config.json",
+    "file_is_pickle": "{field}: this is a pickle file, not a config.json; pickle is never loaded",
+    "file_is_safetensors": "{field}: this is a safetensors file of weights, not a config.json",
+    "file_is_zip": "{field}: this is a zip archive (PyTorch weights are), not a config.json",
+    "file_is_gzip": "{field}: this is a gzip archive, not a config.json",
+    "file_is_gguf": "{field}: this is a GGUF file of weights, not a config.json",
+    "file_is_hdf5": "{field}: this is an HDF5 file, not a config.json",
+    "file_is_git_lfs": "{field}: this is a Git LFS pointer, not the file itself: fetch it with git lfs pull",
     "differing_keys": "{field} is {value}, but {other} = {other_value} says the same with another value",
     "unknown_architecture": "{field} is {value}: an unknown architecture (decoder-only transformers are supported); "
     "nearest: {nearest}",
@@ -106,8 +114,7 @@ FAULT_TEXTS: dict[str, str] = {
     "rank_order_repeated_name": "{field} is {value}: {token} stands there more than once",
     "rank_order_missing_name": "{field} is {value}: it leaves out {token}, whose degree is {degree}",
     "rank_order_pp_not_last": "{field} is {value}: with pp not last, dense and expert layers need the same data "
-    "parallel "
-    "size, but they have {dp} and {expert_dp}; nearest: {nearest}",
+    "parallel size, but they have {dp} and {expert_dp}; nearest: {nearest}",
     "world_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by {product} ({degrees}); "
     "nearest: {nearest}; smallest world size for these degrees: {min_world_size}, next: {nearest_world_size}",
     "dp_not_world": "{field} is {value}: the world size {world_size} over tp·cp·pp = {product} leaves dp {nearest}",
@@ -115,8 +122,8 @@ FAULT_TEXTS: dict[str, str] = {
     "{product} ({degrees}); nearest: {nearest}",
     "mesh_product": "{field} is {value}, but the mesh has {degrees} = {product} ranks",
     "mesh_ep_not_divisor": "{field} is {value}; it must divide dp_shard·cp·tp = {product}; nearest: {nearest}",
-    "heads_not_divisible": "{field} is {value}; it must divide the {heads} attention heads; legal: {legal}; "
-    "nearest: {nearest}; as many devices as pipeline stages instead: {pp_instead}",
+    "heads_not_divisible": "{field} is {value}; it must divide the {heads} attention heads; legal: {legal}; nearest: "
+    "{nearest}; as many devices as pipeline stages instead: {pp_instead}",
     "kv_heads_not_divisible": "{field} is {value}; it must divide the {kv_heads} key/value heads, for this framework "
     "keeps no copies of them; legal: {legal}; nearest: {nearest}",
     "kv_heads_not_replicable": "{field} is {value}; it must divide the {kv_heads} key/value heads or be a multiple of "
@@ -129,12 +136,12 @@ FAULT_TEXTS: dict[str, str] = {
     "experts_not_divisible": "{field} is {value}; it must divide the {experts} experts; nearest: {nearest}",
     "expert_ffn_not_divisible": "{field} is {value}; it must divide moe_ffn_hidden_size = {moe_ffn_hidden_size}; "
     "nearest: {nearest}",
-    "experts_need_sequence_parallel": "{field} is {value}; with ep {ep} and tp {tp} the experts need it; "
-    "nearest: {nearest}",
+    "experts_need_sequence_parallel": "{field} is {value}; with ep {ep} and tp {tp} the experts need it; nearest: "
+    "{nearest}",
     "degree_not_in_framework": "{field} is {value}, but {framework} has no such parallelism; nearest: {nearest}",
     "shard_size_not_divisor": "{field} is {value}; it must divide dp = {dp}; nearest: {nearest}",
-    "zero_with_pipeline": "{field} is {value}; {framework} runs a pipeline (pp {pp}) with ZeRO 0 or 1 only; "
-    "nearest: {nearest}",
+    "zero_with_pipeline": "{field} is {value}; {framework} runs a pipeline (pp {pp}) with ZeRO 0 or 1 only; nearest: "
+    "{nearest}",
     "zero_not_in_framework": "{field} is {value}; {framework} has ZeRO 0 and 1 only; nearest: {nearest}",
     "precision_not_on_device": "{field} is {value}, which {device} does not support; legal: {legal}; nearest: "
     "{nearest}",
@@ -145,8 +152,8 @@ FAULT_TEXTS: dict[str, str] = {
     "stages left over; nearest: {nearest}",
     "more_stages_than_layers": "{field} is {value}, but the model has {num_layers} layers; nearest: {nearest}",
     "stage_entries_not_pp": "{field} is {value}: {entries} entries for pp = {pp} stages; for instance {nearest}",
-    "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; "
-    "for instance {nearest}",
+    "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; for "
+    "instance {nearest}",
     "stage_without_layers": "{field} is {value}: stage {stage} has no layer; for instance {nearest}",
     "schedule_not_priced": "{field} is {value}, which is not built yet; use one of {choices}; nearest: {nearest}",
     "interleaved_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
@@ -161,20 +168,31 @@ FAULT_TEXTS: dict[str, str] = {
     "group_remainder": "{field} is {value}: {microbatches} microbatches leave {remainder}, which must be 0 or at least "
     "pp = {pp}; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "fewer_microbatches_than_stages": "{field} is {value}, but there are {microbatches} microbatches, and this "
-    "framework "
-    "hangs with fewer than stages; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "framework hangs with fewer than stages; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "batch_not_divisible": "{field} is {value}; it must be a multiple of micro_batch_size·dp = {micro_batch_size}·{dp} "
     "= {multiple}; nearest: {nearest}; or dp {nearest_dp}",
     "sequence_not_divisible": "{field} is {value}; with cp {cp} and tp {tp} it must be a multiple of {multiple}; "
     "nearest: {nearest}",
     "sequence_beyond_positions": "{field} is {value}, but the model's position table has {rows} rows; nearest: "
     "{nearest}",
-    "recompute_layers_unused": "{field} is {value}, but recompute is {recompute}: it goes with full "
-    "recomputation only; "
-    "nearest: recompute {nearest}",
+    "recompute_layers_unused": "{field} is {value}, but recompute is {recompute}: it goes with full recomputation "
+    "only; nearest: recompute {nearest}",
+    "tp_leaves_domain": "{field} is {value}: each tensor parallel group of {tp} ranks lies in {domains} NVLink domains "
+    "of {domain_size} and sends over the network; nearest: {nearest}",
+    "kv_weights_copied": "{field} is {value}, but the model has {kv_heads} key/value heads: their weights are held "
+    "{copies} times",
+    "vocabulary_padded": "{field} is {value}: {framework} pads it to {padded}, {added} rows more",
+    "interleaving_needs_overlap": "{field} is {value} with an interleaved schedule: Megatron needs "
+    "--overlap-p2p-communication",
+    "order_fixed_by_experts": "{field} is {value}: pp must stay last, for with ep {ep} dense layers have {dp} replicas "
+    "and experts {expert_dp}",
+    "few_microbatches": "{field} is {value}: {microbatches} microbatches for {stages} stages leave a large bubble",
+    "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
+    "mesh_axis_of_one": "{field} is {value}: nothing is divided over it; order, not names, decides",
     # run
     "run_name_illegal": "{field}: {value} is not the name of a run",
     "run_unknown": "{field}: there is no run {value}",
+    "no_rank_log": "{field} {value}: that rank wrote no log",
     "run_ambiguous": "{field}: {value} could be {candidates}",
     "run_not_started": "the run was not started: {value}: {reason}",
     "rank_killed": "rank {rank} was killed ({signal}): usually by the kernel because the machine ran out of memory "

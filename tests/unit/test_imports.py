@@ -1,0 +1,50 @@
+"""What an import brings along and what it costs, each in a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "streamlit", "pandas", "altair", "pydantic", "typer", "psutil")
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level modules that are loaded after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+def import_seconds(statement: str, rounds: int = 5) -> float:
+    """Processor seconds of a fresh interpreter running a statement; the best of some rounds."""
+    code = f"import time\nstart = time.process_time()\n{statement}\nprint(time.process_time() - start)"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(rounds)
+    ]
+    return min(float(run.stdout) for run in runs)
+
+
+def test_the_package_itself_loads_nothing():
+    assert not modules_after("import tpdpdash") & {*HEAVY, "numpy"}
+
+
+@pytest.mark.parametrize("room", ["tpdpdash.search.plan", "tpdpdash.cost.estimate", "tpdpdash.job"])
+def test_planning_rooms_bring_in_nothing_heavy(room):
+    assert not modules_after(f"import {room}") & set(HEAVY)
+
+
+def test_search_costs_under_a_third_of_a_second_more_than_numpy():
+    assert import_seconds("import tpdpdash.search, tpdpdash.search.plan") - import_seconds("import numpy") < 0.3
+
+
+@pytest.mark.parametrize("room", ["tpdpdash.telemetry.record", "tpdpdash.telemetry.probe"])
+def test_a_training_script_imports_the_probe_with_the_standard_library_alone(room):
+    loaded = modules_after(f"import {room}")
+    third_party = {name for name in loaded if name not in sys.stdlib_module_names and not name.startswith("_")}
+    assert third_party <= {"tpdpdash", "sitecustomize", "usercustomize"}
+    assert import_seconds(f"import {room}") < 0.1 * 3
+
+
+def test_the_dashboard_and_the_command_line_do_not_load_torch():
+    assert "torch" not in modules_after("import tpdpdash.cli, tpdpdash.ui.services, tpdpdash.ui.shell")
