@@ -290,11 +290,6 @@ def progress_line(view: RunView) -> str:
         return str(view.state)
     if status.last_step is not None:
         return t("{state}: step {step} of {steps}", state=view.state, step=status.last_step, steps=status.steps or "?")
-    ranks = status.ranks_by_phase.get(status.phase, 0)
-    return t(
-        "{state}: {phase}, {ranks} of {all} ranks",
-        state=view.state,
-        phase=status.phase,
-        ranks=ranks,
-        all=status.world_size,
-    )
+    through = status.world_size - status.ranks_by_phase.get(status.phase, 0)
+    values = {"phase": status.phase, "through": through, "all": status.world_size}
+    return t("{state}: {phase}, {through} of {all} ranks are through", state=view.state, **values)
