@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpdpdash.faults import Fault
 from tpdpdash.run.status import FirstFailure
 
 _CONSEQUENCE = re.compile(
@@ -25,7 +26,7 @@ _REPORTED = re.compile(
 )
 _REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
 _FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
-_ERROR_LINE = re.compile(r"^(?!\s).*(\w*(Error|Exception)\b|errno|failed|fatal)", re.MULTILINE)
+_NAMES_ERROR = re.compile(r"\w*(Error|Exception)\b|errno|failed|fatal|cannot")
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
 _MAX_LINES = 40
@@ -47,8 +48,6 @@ class RankEnd:
     """Wall time of the exception."""
     died_t: float | None = None
     """Wall time at which its process was seen to be gone."""
-    has_finished: bool = False
-    """Whether it said that it had finished."""
     was_forced: bool = False
     """Whether the agent killed it because it did not end."""
 
@@ -177,14 +176,14 @@ def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailu
 
 
 def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:
-    """torchrun itself failed: its first line that names an error, and its last lines."""
-    match = _ERROR_LINE.search(agent_log)
+    """torchrun itself failed: its first line that names an error (the last line, if none does), and its last lines."""
+    lines = [line.strip() for line in agent_log.splitlines() if line.strip()]
+    error = next((line for line in lines if _NAMES_ERROR.search(line)), lines[-1] if lines else None)
     tail = "\n".join(agent_log.splitlines()[-_MAX_LINES:])
-    error = match.group(0).strip()[:1000] if match else None
-    whole_line = next((line for line in agent_log.splitlines() if error and line.startswith(error)), error)
-    return FirstFailure(code="agent_failed", exit_code=agent_exit, error=whole_line, traceback=tail or None)
+    return FirstFailure(code="agent_failed", exit_code=agent_exit, error=error and error[:1000], traceback=tail or None)
 
 
-def failure_values(failure: FirstFailure) -> Mapping[str, object]:
-    """What the sentence of a failure's code needs."""
-    return {"rank": failure.rank, "signal": failure.signal, "exit_code": failure.exit_code, "error": failure.error}
+def failure_fault(failure: FirstFailure) -> Fault:
+    """The first cause as a fault, for `text.fault_text`."""
+    values = {"signal": failure.signal, "exit_code": failure.exit_code, "error": failure.error, "rank": failure.rank}
+    return Fault(code=failure.code, field="run", value=failure.rank, values=values)

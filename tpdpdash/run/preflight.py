@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from tpdpdash.job import Job
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rules import check_layout
 from tpdpdash.run.folder import runs_root
-from tpdpdash.units import MIB
+from tpdpdash.units import MIB, format_memory
 
 Level = Literal["ok", "warning", "failed"]
 PROCESS_BYTES = 320 * MIB
@@ -74,15 +74,18 @@ def failed(checks: list[Check]) -> list[Fault]:
     found: list[Fault] = []
     for check in checks:
         if check.level == "failed":
-            own = Fault(code=f"preflight_{check.code}", field="run", values=dict(check.values))
+            sizes = {key.removesuffix("_bytes"): _size(value) for key, value in check.values.items() if "_bytes" in key}
+            own = Fault(code=f"preflight_{check.code}", field="run", values={**check.values, **sizes})
             found += check.faults or (own,)
     return found
 
 
+def _size(value: object) -> str:
+    return format_memory(value if isinstance(value, int | float) else None)
+
+
 def _layout_check(job: Job, layout: Layout) -> Check:
     """Whether the built-in worker can run it: the same rules that the worker itself asks."""
-    from dataclasses import replace
-
     training = replace(job.training, framework="builtin")
     faults = tuple(check_layout(job.model, training, job.cluster, layout))
     return Check(code="layout", level="failed" if faults else "ok", faults=faults)

@@ -165,7 +165,6 @@ class Ranks:
             traceback=rank.traceback,
             error_t=rank.error_t,
             died_t=rank.died_t,
-            has_finished=rank.has_finished,
             was_forced=was_forced,
         )
         if end.error is not None or exit_code in (None, 0):

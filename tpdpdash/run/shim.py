@@ -25,7 +25,10 @@ def main() -> None:
     if expected is not None and os.getppid() != int(expected):
         sys.exit("the parent ended before its child began")
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    os.execvp(sys.argv[1], sys.argv[1:])
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as wrong:
+        sys.exit(f"{sys.argv[1]} cannot be started: {wrong.strerror}")
 
 
 if __name__ == "__main__":

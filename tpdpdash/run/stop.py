@@ -17,6 +17,7 @@ from tpdpdash.telemetry.process import boot_id
 STOP_LIMIT_S = 45.0
 """The supervisor's own grace and kill limits, and some slack; then it is killed itself."""
 KILL_LIMIT_S = 10.0
+LINGER_S = 1.0
 _POLL_S = 0.1
 
 
@@ -60,13 +61,17 @@ def stop_run(folder: RunFolder, *, by: str) -> StopResult:
 
 
 def _clear_out(run_id: str) -> list[ProcessId]:
-    """End whatever carries the run's id; those that cannot be killed are returned."""
-    limit = time.monotonic() + KILL_LIMIT_S
+    """End whatever carries the run's id; those that cannot be killed are returned.
+
+    A supervisor that has just written its last status is given a moment to leave by itself.
+    """
+    begun = time.monotonic()
     while left := processes_of_run(run_id, besides=frozenset({os.getpid()})):
-        if time.monotonic() > limit:
+        if time.monotonic() - begun > KILL_LIMIT_S:
             return left
-        for process in left:
-            send_signal(process, signal.SIGKILL)
+        if time.monotonic() - begun > LINGER_S:
+            for process in left:
+                send_signal(process, signal.SIGKILL)
         time.sleep(_POLL_S)
     return []
 

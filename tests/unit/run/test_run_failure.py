@@ -1,0 +1,144 @@
+"""The first cause: a rank's own failure before the failures that follow from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpdpdash.run.failure import RankEnd, failure_fault, first_failure, reported_exits, signal_name, traceback_in
+from tpdpdash.text import fault_text
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35093"
+RESET = "DistBackendError: NCCL error: remote process exited or there was a network error"
+
+
+def test_a_killed_rank_goes_before_the_peers_whose_connection_closed_even_if_they_are_seen_earlier() -> None:
+    ends = [
+        RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.0),
+        RankEnd(rank=1, exit_code=-9, died_t=10.1),
+        RankEnd(rank=2, exit_code=-15, died_t=11.0),
+    ]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank, failure.signal) == ("rank_killed", 1, "SIGKILL")
+    assert failure.others == ((0, CLOSED), (2, "SIGTERM"))
+
+
+def test_of_two_exceptions_of_their_own_the_earlier_is_first() -> None:
+    ends = [
+        RankEnd(rank=0, exit_code=1, error="ValueError: late", error_t=12.0),
+        RankEnd(rank=1, exit_code=1, error=RESET, error_t=9.0),
+        RankEnd(rank=2, exit_code=1, error="ValueError: early", error_t=10.0),
+    ]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank, failure.error) == ("rank_raised", 2, "ValueError: early")
+
+
+def test_a_rank_that_somebody_ended_by_sigterm_is_first_when_nothing_failed_before_it() -> None:
+    ends = [RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.1), RankEnd(rank=1, exit_code=-15, died_t=10.0)]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank, failure.signal) == ("rank_signalled", 1, "SIGTERM")
+
+
+def test_a_rank_that_the_agent_had_to_kill_is_not_the_cause() -> None:
+    ends = [
+        RankEnd(rank=0, exit_code=-9, died_t=20.0, was_forced=True),
+        RankEnd(rank=1, exit_code=1, error="RuntimeError: Timed out waiting 10000ms for recv", error_t=10.0),
+    ]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert failure.rank == 1
+
+
+def test_a_rank_that_left_in_peace_too_early_is_named_and_not_the_peers_that_missed_it() -> None:
+    ends = [RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.2), RankEnd(rank=1, died_t=10.0)]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank, failure.others) == ("rank_left_early", 1, ((0, CLOSED),))
+
+
+def test_a_killed_agent_is_the_cause_unless_a_rank_had_raised_before() -> None:
+    died = [RankEnd(rank=0, died_t=10.1), RankEnd(rank=1, died_t=10.1)]
+    failure = first_failure(died, agent_exit=-9, agent_died_t=10.0)
+    assert failure is not None
+    assert (failure.code, failure.signal) == ("agent_killed", "SIGKILL")
+    raised = [RankEnd(rank=0, error="ValueError: boom", error_t=9.0), *died[1:]]
+    failure = first_failure(raised, agent_exit=-9, agent_died_t=10.0)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_raised", 0)
+
+
+def test_a_run_that_ended_well_has_no_cause() -> None:
+    assert first_failure([RankEnd(rank=0, died_t=3.0), RankEnd(rank=1)], agent_exit=0) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "says"),
+    [
+        pytest.param(
+            "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 0 (pid: 62498) "
+            "of binary: python",
+            "rank_killed",
+            ("rank 0", "SIGKILL", "host memory"),
+            id="r114",
+        ),
+        pytest.param(
+            "torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -11) local_rank: 0 (pid: 6421) of "
+            "binary: python\n  exitcode  : -11 (pid: 6421)\n  error_file: <N/A>\n"
+            "  traceback : Signal 11 (SIGSEGV) received by PID 6421",
+            "rank_crashed",
+            ("rank 0", "SIGSEGV"),
+            id="r115",
+        ),
+        pytest.param(
+            "[W socket.cpp:401] [c10d] The server socket has failed to bind to 0.0.0.0:47531 (errno: 98 - Address "
+            "already in use).\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+            "agent_failed",
+            ("47531",),
+            id="r110",
+        ),
+    ],
+)
+def test_what_the_agent_reported_is_explained(log: str, code: str, says: tuple[str, ...]) -> None:
+    exits, forced = reported_exits(log)
+    ends = [RankEnd(rank=0, exit_code=exits.get(0), was_forced=0 in forced)]
+    failure = first_failure(ends, agent_exit=1, agent_log=log)
+    assert failure is not None
+    assert failure.code == code
+    sentence = fault_text(failure_fault(failure))
+    assert [part for part in says if part not in sentence] == []
+
+
+def test_the_agents_report_gives_every_ranks_exit_code_and_whom_it_forced() -> None:
+    """Form of torch 2.13's ChildFailedError (torch/distributed/elastic/multiprocessing/errors)."""
+    log = (
+        "W1130 api.py:1047] Unable to shutdown process 17368 via SIGTERM, forcefully exiting via SIGKILL\n"
+        "E1130 api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 17369) of binary: python\n"
+        "Failures:\n[1]:\n  time      : 2026-11-30_13:20:41\n  host      : localhost\n"
+        "  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 17368)\n  error_file: <N/A>\n"
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 17369) \n"
+    )
+    assert reported_exits(log) == ({0: -9, 1: 1}, {0})
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "name"),
+    [(-9, "SIGKILL"), (137, "SIGKILL"), (-11, "SIGSEGV"), (0, None), (1, None), (256, None), (None, None)],
+    ids=["b88-minus-9", "shell", "r115", "ok", "plain", "b88-256", "b88-empty"],
+)
+def test_a_signal_is_named_only_where_the_exit_code_is_one(exit_code: int | None, name: str | None) -> None:
+    assert signal_name(exit_code) == name
+
+
+def test_the_last_traceback_of_a_log_is_found_with_its_last_line() -> None:
+    log = (
+        "noise\nTraceback (most recent call last):\n  File 'a'\nKeyError: 1\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n  File 'b'\n    boom()\nValueError: boom\nmore noise\n"
+    )
+    assert traceback_in(log) == (
+        "ValueError: boom",
+        "Traceback (most recent call last):\n  File 'b'\n    boom()\nValueError: boom",
+    )
+    assert traceback_in("nothing here") is None
