@@ -6,9 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from tpdpdash.charts.palette import CODE_FONT, Fill, Theme, phase_colors, ui_colors
+
+BAR_COLUMN_PX = 128
+LARGE_FIGURE = 100.0
+"""From here on a bar's figure has no decimals."""
 
 
 def figure(chart: Any, key: str) -> None:
@@ -60,3 +65,43 @@ def group_lines(groups: Sequence[tuple[str, str, str]], theme: Theme) -> None:
         for kind, title, members in groups
     )
     st.html(f'<div style="display:flex;flex-wrap:wrap;gap:10px 22px">{blocks}</div>')
+
+
+def ranked_table(
+    table: pd.DataFrame, *, key: str, selected: int, limits: Mapping[str, float], on_select: Callable[[int], None]
+) -> None:
+    """A table with bars in the columns of `limits`; its one selected row is handed to `on_select` as a position."""
+
+    def picked() -> None:
+        rows = st.session_state[key].selection.rows
+        if rows:
+            on_select(int(rows[0]))
+
+    # Speed in the primary colour, memory in grey: totals have no phase.
+    bars = {
+        column: st.column_config.ProgressColumn(
+            min_value=0.0,
+            max_value=limit,
+            format="%,.0f" if limit >= LARGE_FIGURE else "%.1f",
+            width=BAR_COLUMN_PX,
+            color=color,
+        )
+        for (column, limit), color in zip(limits.items(), ("primary", "gray"), strict=True)
+    }
+    st.dataframe(
+        table,
+        key=key,
+        hide_index=True,
+        column_config={"#": st.column_config.NumberColumn(width=36), **bars},
+        on_select=picked,
+        selection_mode="single-row-required",
+        selection_default={"selection": {"rows": [selected]}},
+        height="content",
+    )
+
+
+def degree_table(rows: Sequence[tuple[str, ...]], header: Sequence[str], theme: Theme) -> None:
+    """A small table of our own words; the first cell of each row names the group kind that colours the second."""
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join((colored(degree, kind, theme), *rest))} |" for kind, degree, *rest in rows]
+    colored_markdown("\n".join(lines))

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from tpdpdash.charts.rank_map import RankMap, shown_nodes
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.job import Job
 from tpdpdash.layout.groups import coordinates, groups_of, nodes_of
 from tpdpdash.layout.layout import Layout
 from tpdpdash.text import t
+from tpdpdash.ui import parts
+from tpdpdash.ui.estimate_view import cluster_name, product, variant
 from tpdpdash.units import format_count
 
 KINDS = ("tp", "cp", "ep", "dp", "pp")
@@ -142,3 +145,28 @@ def placement_sentence(groups: Sequence[RankGroup]) -> str:
 
 def _ranks(count: int) -> str:
     return t("one rank") if count == 1 else t("{count} ranks", count=count)
+
+
+def headline(job: Job, layout: Layout) -> str:
+    """llama-3-8b on 8 × 8 H100-SXM5-80GB · TP 4 × PP 4 × DP 4 = 64 devices."""
+    return f"{parts.literal(job.model.name)} {t('on')} {cluster_name(job)} · {product(layout)} · {variant(layout)}"
+
+
+def map_caption(shown: int, world_size: int, rank: int) -> str:
+    """How many ranks the map shows, and which when it is cut."""
+    if shown == world_size:
+        return t("{shown} of {total} ranks", shown=format_count(shown), total=format_count(world_size))
+    return t(
+        "showing {shown} of {total} ranks: nodes of rank {rank}'s groups",
+        shown=format_count(shown), total=format_count(world_size), rank=rank,
+    )  # fmt: skip
+
+
+def rank_caption(layout: Layout, cluster: ClusterSpec, rank: int) -> str:
+    """node 2, GPU 5 · tp 1, dp 1, pp 1."""
+    at = coordinates(layout, rank).as_dict()
+    degrees_of = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp, "pp": layout.pp}
+    places = ", ".join(f"{kind} {at[kind]}" for kind, n in degrees_of.items() if n > 1 or kind in ("tp", "dp", "pp"))
+    node, slot = divmod(rank, cluster.devices_per_node)
+    word = t("rank") if cluster.device.is_cpu else "GPU"
+    return t("node {node}, {word} {slot} · {places}", node=node, word=word, slot=slot, places=places)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pandas as pd
+
 from tpdpdash.charts.pictures import Split
+from tpdpdash.cost.frameworks import framework_habits
+from tpdpdash.cost.memory import stage_parameters
+from tpdpdash.cost.stages import stage_kinds
+from tpdpdash.job import Job
+from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.groups import coordinates
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.stages import chunk_layers
+from tpdpdash.model.counts import parameter_counts
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.text import t
 from tpdpdash.training import Training
@@ -96,6 +106,20 @@ def _optimizer_text(layout: Layout) -> str:
     if layout.zero_stage == 0 or layout.dp_shard_size == 1:
         return t("all states of its parameters")
     return t("1/{size} of its parameters' states (ZeRO {stage})", size=layout.dp_shard_size, stage=layout.zero_stage)
+
+
+def rank_parameters(job: Job, layout: Layout, rank: int) -> tuple[float, float]:
+    """(parameters on this rank, parameters of the model), the first before ZeRO and with padding."""
+    columns = LayoutColumns.from_layouts([layout])
+    kinds = stage_kinds(job.model, columns.stage_layers, columns.pp, columns.num_model_chunks).every_stage()
+    held = stage_parameters(job.model, framework_habits(job.training.framework), columns, kinds)
+    stage = coordinates(layout, rank).pp
+    return float(held.dense[0, stage] + held.experts[0, stage]), float(parameter_counts(job.model).total)
+
+
+def holdings_table(rows: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """What and how much, as a table without a header."""
+    return pd.DataFrame(rows, columns=[t("what"), t("how much")])
 
 
 def weight_pictures(layout: Layout, model: ModelSpec, rank: int) -> list[Split]:

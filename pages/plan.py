@@ -1,0 +1,161 @@
+"""Plan: what should I run?"""
+
+from tpdpdash.ui.shell import require_shell
+
+require_shell()
+
+import numpy as np  # noqa: E402 - a page that is run without app.py must leave before anything heavy
+import streamlit as st  # noqa: E402
+from streamlit.delta_generator import DeltaGenerator  # noqa: E402
+
+from tpdpdash.charts.bars import refused_bars, step_bars  # noqa: E402
+from tpdpdash.charts.palette import PHASE_ORDER, phase_colors, phase_label  # noqa: E402
+from tpdpdash.charts.scatter import memory_speed, shown_dots  # noqa: E402
+from tpdpdash.cost.estimate import Estimates  # noqa: E402
+from tpdpdash.faults import InvalidInputError  # noqa: E402
+from tpdpdash.job import Job  # noqa: E402
+from tpdpdash.search.plan import Plan  # noqa: E402
+from tpdpdash.text import t  # noqa: E402
+from tpdpdash.ui import (  # noqa: E402
+    estimate_view,
+    figures,
+    more_fit,
+    parts,
+    plan_inputs,
+    plan_view,
+    refusals,
+    services,
+    shell,
+    state,
+)
+from tpdpdash.units import format_count, format_time  # noqa: E402
+
+theme = parts.theme()
+view = state.read_job_state()
+
+
+def main() -> None:
+    """The whole page; the verdict stands above the inputs that it answers."""
+    actions = parts.page_head(t("Plan"), t("What should I run?"))
+    answer = st.container()
+    plan_inputs.inputs()
+    try:
+        job = state.job(view)
+        with answer, st.spinner(t("Searching every layout …"), show_time=True):
+            plan = services.plan_for(job)
+    except InvalidInputError as wrong:
+        with answer:
+            parts.faults(wrong.faults)
+        return
+    parts.faults(job.notices, "info")
+    if plan.ranked is None:
+        with answer:
+            parts.verdict("warning", *plan_view.nothing_fits(plan, job))
+        more_card(plan, job)
+        refused_card(plan)
+        return
+    found(plan, plan.ranked, job, answer, actions)
+
+
+def found(plan: Plan, ranked: Estimates, job: Job, answer: DeltaGenerator, actions: DeltaGenerator) -> None:
+    """The page of a plan with at least one layout that fits."""
+    rows = plan.variants
+    codes = plan_view.codes(ranked, rows)
+    chosen = codes.index(view.layout) if view.layout in codes else 0
+    if view.layout != codes[chosen]:
+        state.update(layout=codes[chosen])
+    with answer:
+        parts.verdict("good", plan_view.best_sentence(ranked.row(int(rows[0])), job),
+                      plan_view.runner_up_sentence(ranked, rows))  # fmt: skip
+        parts.cards(plan_view.metrics(ranked.row(int(rows[chosen])), job))
+    if actions.button(t("Open layout {n}", n=chosen + 1), icon=":material/grid_view:", type="primary"):
+        st.switch_page(shell.page_path("layout"))
+    ranked_card(plan, ranked, codes, chosen)
+    left, right = st.columns([5, 4])
+    with left:
+        step_card(ranked, rows)
+    with right:
+        scatter_card(plan, ranked)
+    left, right = st.columns([5, 4])
+    with left:
+        refused_card(plan)
+    with right:
+        more_card(plan, job)
+
+
+def ranked_card(plan: Plan, ranked: Estimates, codes: list[str], chosen: int) -> None:
+    """The ranked table; the selected row is the layout of the page."""
+    rows = plan.variants
+    show_all = bool(st.session_state.get("plan-all")) or chosen >= plan_view.ROWS_SHOWN
+    shown = rows if show_all else rows[: plan_view.ROWS_SHOWN]
+    caption = plan_view.search_caption(plan.considered, plan.feasible, plan.seconds, len(shown), len(rows))
+    with parts.card(t("Ranked layouts"), caption) as controls:
+        if len(rows) > plan_view.ROWS_SHOWN:
+            controls.toggle(t("Show all"), key="plan-all", disabled=chosen >= plan_view.ROWS_SHOWN)
+        data = parts.csv_bytes(plan_view.csv_table(ranked, rows))
+        controls.download_button("CSV", data, "layouts.csv", "text/csv", icon=":material/download:")
+        figures.ranked_table(
+            plan_view.ranked_table(ranked, shown, plan.job),
+            key=f"layouts-{plan_view.signature(plan.job)}-{show_all}",
+            selected=chosen,
+            limits=plan_view.bar_limits(ranked, plan.job),
+            on_select=lambda row: state.update(layout=codes[row]),
+        )
+
+
+def step_card(ranked: Estimates, rows: np.ndarray) -> None:
+    """Where the step goes: whole, and beyond compute on its own axis."""
+    top = rows[: plan_view.BARS_SHOWN]
+    with parts.card(t("Where the step goes"), t("top {count}", count=len(top))) as controls:
+        unit = controls.segmented_control(
+            t("Unit"), format_func=t, required=True, label_visibility="collapsed",
+            **state.choice("unit", ("Seconds", "Share"), "Seconds"),
+        )  # fmt: skip
+        each = plan_view.parts_of(ranked, top)
+        whole = estimate_view.step_table(each)
+        beyond = estimate_view.step_table(each, beyond_compute=True)
+        used = estimate_view.used_parts(whole, PHASE_ORDER)
+        labels = {phase: t("compute") if phase == "forward" else phase_label(phase) for phase in used}
+        figures.legend(phase_colors(theme), labels)
+        names = plan_view.names_of(ranked, top)
+        for place, table, title in zip(
+            st.columns(2), (whole, beyond), (t("Whole step"), t("Beyond compute")), strict=True
+        ):
+            with place:
+                sums = table.groupby("row")["value"].sum()
+                chart = step_bars(
+                    table, theme, names=names, figures=[format_time(float(s)) for s in sums], as_share=unit == "Share",
+                    title=title, axis_title=t("Exposed seconds on the critical stage"),
+                )  # fmt: skip
+                st.markdown(f":small[**{title}**]")
+                figures.figure(chart, f"step-{title}")
+
+
+def scatter_card(plan: Plan, ranked: Estimates) -> None:
+    """Memory against speed of the layouts that were kept."""
+    with parts.card(t("Memory against speed"), plan_view.scatter_caption(plan, len(ranked))):
+        best = ranked.columns.layout(0)
+        table = shown_dots(plan_view.scatter_table(ranked, plan.front), ranked.capacity_bytes)
+        label = t("best: {degrees}", degrees=estimate_view.degrees(best, " · "))
+        chart = memory_speed(table, theme, capacity_bytes=ranked.capacity_bytes, best_label=label)
+        figures.picking_figure(chart, "memory-speed", "layout", lambda code: state.update(layout=str(code)))
+
+
+def refused_card(plan: Plan) -> None:
+    """What was refused and why."""
+    count = format_count(sum(plan.refused.values()))
+    with parts.card(t("Refused: {count} layouts", count=count), t("by the first rule that was broken")):
+        table = refusals.table(plan.refusals)
+        if len(table):
+            figures.figure(refused_bars(table, theme), "refused")
+            with st.expander(t("One example of each, with the nearest legal values")):
+                parts.faults(refusals.examples(plan.refusals), "info")
+
+
+def more_card(plan: Plan, job: Job) -> None:
+    """What would make more fit: searched on request, each change is a plan of its own."""
+    with parts.card(t("What would make more fit"), t("one change at a time")):
+        more_fit.table(plan, job)
+
+
+main()

@@ -1,0 +1,91 @@
+"""What would make more layouts fit: one change of the job at a time, each searched as a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import streamlit as st
+
+from tpdpdash.job import Job
+from tpdpdash.text import t
+from tpdpdash.ui import services
+from tpdpdash.units import format_count, format_difference, format_large
+
+if TYPE_CHECKING:
+    from tpdpdash.search.plan import Plan
+
+PIN_WORDS = {
+    "tp": "TP", "pp": "PP", "dp": "DP", "cp": "CP", "ep": "EP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch",
+    "num_model_chunks": "chunks", "recompute": "recompute",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of the job."""
+
+    text: str
+    """What is changed, in words."""
+    job: Job
+    """The job with the change."""
+
+
+def changes(job: Job) -> Iterator[Change]:
+    """Every pin let go, smaller states, and twice the nodes."""
+    given = job.pins.given()
+    for name, value in given.items():
+        word = PIN_WORDS.get(name, name)
+        text = t("{name} free instead of {value}", name=word, value=value)
+        yield Change(text=text, job=replace(job, pins=replace(job.pins, **{name: None})))
+    training = job.training
+    if training.gradient_dtype == "fp32" and training.precision != "fp32":
+        halved = replace(training, gradient_dtype="bf16")
+        yield Change(text=t("gradients in bf16 instead of fp32"), job=replace(job, training=halved))
+    if training.optimizer_states == "fp32" and training.precision != "fp32":
+        halved = replace(training, optimizer_states="bf16")
+        yield Change(text=t("optimizer states in bf16"), job=replace(job, training=halved))
+    if "dp" not in given:
+        doubled = replace(job.cluster, nodes=2 * job.cluster.nodes)
+        yield Change(text=t("twice the nodes: {nodes}", nodes=doubled.nodes), job=replace(job, cluster=doubled))
+
+
+def table(plan: Plan, job: Job) -> None:
+    """The changes with what they gain. Searched at once when nothing fits, else when it is asked for."""
+    asked = plan.ranked is None or st.toggle(t("Search each change"), key="more-fit")
+    if not asked:
+        st.caption(t("Each change is a search of its own, with everything else as it is."))
+        return
+    with st.spinner(t("Searching …")):
+        rows = [_row(plan, change) for change in changes(job)]
+    if not rows:
+        st.caption(t("Nothing is pinned that could be let go."))
+        return
+    st.table(pd.DataFrame(rows), border="horizontal", hide_index=True)
+    if plan.best is not None:
+        st.caption(t("The best layout now: {speed} tokens/s per GPU.", speed=_speed(plan)))
+
+
+def _row(plan: Plan, change: Change) -> dict[str, str]:
+    other = services.plan_for(change.job)
+    gained = other.feasible - plan.feasible
+    sign = "+" if gained >= 0 else "−"
+    return {
+        t("Change"): change.text,
+        t("Layouts gained"): f"{sign} {format_count(abs(gained))}",
+        t("Best tokens/s per GPU"): _speed(other) + _against(plan, other),
+    }
+
+
+def _speed(plan: Plan) -> str:
+    best = plan.best
+    return t("nothing fits") if best is None else format_large(best.throughput["tokens_per_s_per_device"])
+
+
+def _against(plan: Plan, other: Plan) -> str:
+    if plan.best is None or other.best is None:
+        return ""
+    now = plan.best.throughput["tokens_per_s_per_device"]
+    return f" ({format_difference(other.best.throughput['tokens_per_s_per_device'] / now - 1)})"

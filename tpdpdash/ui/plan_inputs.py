@@ -1,0 +1,116 @@
+"""Plan's inputs: model, cluster, batch and pins, each tied to the view in the address."""
+
+from __future__ import annotations
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.layout.layout import RECOMPUTES
+from tpdpdash.model.presets import preset_names
+from tpdpdash.text import t
+from tpdpdash.training import FRAMEWORKS
+from tpdpdash.ui import parts, services, state, uploads
+
+BILLION = 1e9
+"""Tokens are typed in billions and kept as tokens."""
+POWERS = tuple(2**i for i in range(11))
+PINS = {"tp": "TP", "pp": "PP", "dp": "DP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch"}
+WIDE_PINS = {"micro_batch_size": 142, "recompute": 150}
+PIN_PX, CLEAR_PX = 96, 26
+_UPLOAD, _UPLOAD_FAULTS, _TOKENS = "config-upload", "config-upload-faults", "plan-tokens"
+
+
+def inputs() -> None:
+    """Everything that a plan depends on, already filled."""
+    view = state.read_job_state()
+    with st.container(border=True, key="plan-inputs"):
+        _fields(view)
+        _pins(view)
+    faults = st.session_state.get(_UPLOAD_FAULTS)
+    if faults:
+        parts.faults(faults)
+        st.caption(t("Nothing else was changed."))
+
+
+def _fields(view: state.JobState) -> None:
+    grid = st.grid(columns=4, min_column_width=118)
+    models = (*preset_names(), *((view.model,) if view.model.startswith(uploads.PREFIX) else ()))
+    unknown = () if view.model in models else (view.model,)
+    grid.selectbox(t("Model"), (*models, *unknown), format_func=_model_name, **state.bound("model"))
+    devices = services.device_names()
+    grid.selectbox("GPU", devices if view.device in devices else (*devices, view.device), **state.bound("device"))
+    grid.number_input(t("Nodes"), 1, 100_000, placeholder=t("as detected"), **state.bound("nodes"))
+    grid.number_input(t("GPUs per node"), 1, 1024, placeholder=t("as listed"), **state.bound("gpus"))
+    grid.number_input(t("Sequence length"), 1, 16_777_216, **state.bound("seq"))
+    grid.number_input(t("Global batch"), 1, 10_000_000, **state.bound("batch"))
+    st.session_state[_TOKENS] = None if view.tokens is None else view.tokens / BILLION
+    grid.number_input(
+        t("Train for, B tokens"), min_value=0.001, step=100.0, format="%g", key=_TOKENS, on_change=_take_tokens,
+        placeholder=t("unknown"),
+    )  # fmt: skip
+    known = FRAMEWORKS if view.framework in FRAMEWORKS else (*FRAMEWORKS, view.framework)
+    grid.selectbox(t("Framework"), known, **state.bound("framework"))
+
+
+def _model_name(model: str) -> str:
+    return parts.plain(model)
+
+
+def _pins(view: state.JobState) -> None:
+    """Pins: an empty one is searched. At the right the upload of a config.json."""
+    row = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    row.markdown(f":gray[:small[{t('Pin a degree')}]]", width="content")
+    for field, label in PINS.items():
+        _pin(row, view, field, label)
+    row.selectbox(
+        t("recompute"),
+        RECOMPUTES,
+        index=None,
+        placeholder=t("recompute any"),
+        label_visibility="collapsed",
+        width=WIDE_PINS["recompute"] + (0 if view.recompute is None else CLEAR_PX),
+        format_func=lambda kind: t("recompute {kind}", kind=kind),
+        **state.bound("recompute"),
+    )
+    with row.popover("config.json", icon=":material/upload:"):
+        st.file_uploader(t("Drop a Hugging Face config.json here"), type="json", key=_UPLOAD, on_change=_take_upload)
+
+
+def _pin(row: DeltaGenerator, view: state.JobState, field: str, label: str) -> None:
+    options = (0, 1, 2, 3) if field == "zero_stage" else POWERS
+    value = getattr(view, field)
+    shown = options if value is None or value in options else tuple(sorted({*options, value}))
+
+    def written(degree: int) -> str:
+        return f"{label} {degree}"
+
+    row.selectbox(
+        label,
+        shown,
+        index=None,
+        placeholder=t("{name} any", name=label),
+        label_visibility="collapsed",
+        # A set pin also shows the sign that clears it.
+        width=WIDE_PINS.get(field, PIN_PX) + (0 if value is None else CLEAR_PX),
+        format_func=written,
+        **state.bound(field),
+    )
+
+
+def _take_tokens() -> None:
+    billions = st.session_state[_TOKENS]
+    state.update(tokens=None if billions is None else billions * BILLION)
+
+
+def _take_upload() -> None:
+    """A dropped file becomes the model, or its faults are shown and nothing changes."""
+    st.session_state.pop(_UPLOAD_FAULTS, None)
+    dropped = st.session_state.get(_UPLOAD)
+    if dropped is None:
+        return
+    try:
+        state.update(model=uploads.keep_config(dropped.getvalue(), dropped.name))
+    except InvalidInputError as wrong:
+        found: tuple[Fault, ...] = wrong.faults
+        st.session_state[_UPLOAD_FAULTS] = found

@@ -1,0 +1,81 @@
+"""Why layouts were refused, in a few words each, with what would be legal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from tpdpdash.cost.result import OUT_OF_MEMORY
+from tpdpdash.faults import Fault
+from tpdpdash.text import t
+from tpdpdash.units import format_memory
+
+if TYPE_CHECKING:
+    from tpdpdash.search.refusals import Refusal
+
+TITLES: Mapping[str, str] = {
+    OUT_OF_MEMORY: "Out of memory",
+    "heads_not_divisible": "TP does not divide the attention heads",
+    "kv_heads_not_divisible": "TP does not divide the key/value heads",
+    "kv_heads_not_replicable": "TP does not fit the key/value heads",
+    "ffn_not_divisible": "TP does not divide the MLP's width",
+    "shared_ffn_not_divisible": "TP does not divide the shared experts' width",
+    "expert_ffn_not_divisible": "TP does not divide the experts' width",
+    "experts_not_divisible": "EP does not divide the experts",
+    "expert_grid_not_divisible": "The expert grid does not divide the world",
+    "more_stages_than_layers": "More stages than layers",
+    "chunks_not_divisible": "Layers do not split over PP × chunks",
+    "stage_without_layers": "A stage without layers",
+    "batch_not_divisible": "Global batch not divisible by micro-batch × DP",
+    "sequence_not_divisible": "Sequence not divisible by TP and CP",
+    "fewer_microbatches_than_stages": "Fewer microbatches than stages",
+    "group_size_out_of_range": "Too few microbatches to interleave",
+    "group_remainder": "Microbatches not a multiple of PP (interleaved)",
+    "zero_with_pipeline": "ZeRO 2 and 3 do not run with a pipeline",
+    "zero_not_in_framework": "The framework has ZeRO 0 and 1 only",
+    "degree_not_in_framework": "The framework has no such parallelism",
+    "interleaved_without_pipeline": "Chunks need a pipeline",
+    "precision_not_on_device": "The device does not support the precision",
+}
+
+
+def title(code: str) -> str:
+    """A refusal in a few words; a rule without words of its own shows its name."""
+    return t(TITLES[code]) if code in TITLES else code.replace("_", " ")
+
+
+NAMES: Mapping[str, str] = {
+    "layout.tp": "TP", "layout.cp": "CP", "layout.ep": "EP", "layout.etp": "ETP", "layout.pp": "PP", "layout.dp": "DP",
+    "layout.num_model_chunks": "chunks", "layout.micro_batch_size": "micro-batch", "layout.zero_stage": "ZeRO",
+    "layout.microbatch_group_size_per_vp_stage": "group", "layout.dp_shard_size": "shard size",
+    "training.global_batch_size": "batch", "training.seq_len": "sequence",
+}  # fmt: skip
+"""Keys as the tables call them."""
+
+
+def note(refusal: Refusal) -> str:
+    """One example with the nearest legal values: "PP 64, nearest 32"."""
+    fault = refusal.fault
+    if refusal.reason == OUT_OF_MEMORY:
+        short = float(str(fault.values["peak_bytes"])) - float(str(fault.values["capacity_bytes"]))
+        return t("closest is {short} short", short=format_memory(short))
+    nearest = fault.values.get("nearest")
+    if nearest is None or nearest == ():
+        return ""
+    shown = ", ".join(map(str, nearest)) if isinstance(nearest, tuple | list) else str(nearest)
+    name = t(NAMES[fault.field]) if fault.field in NAMES else fault.field.rpartition(".")[2]
+    return t("{name} {value}, nearest {nearest}", name=name, value=fault.value, nearest=shown)
+
+
+def table(refusals: Mapping[str, Refusal]) -> pd.DataFrame:
+    """Columns label, count, note, is_limit: memory first, then the most frequent reasons."""
+    order = sorted(refusals.values(), key=lambda refusal: (refusal.reason != OUT_OF_MEMORY, -refusal.count))
+    rows = [(title(r.reason), r.count, note(r), r.reason == OUT_OF_MEMORY) for r in order]
+    return pd.DataFrame(rows, columns=["label", "count", "note", "is_limit"])
+
+
+def examples(refusals: Mapping[str, Refusal]) -> list[Fault]:
+    """The faults of the examples, without memory, which the table says in full."""
+    return [refusal.fault for reason, refusal in refusals.items() if reason != OUT_OF_MEMORY]
