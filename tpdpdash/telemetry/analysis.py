@@ -19,6 +19,8 @@ from tpdpdash.telemetry.record import COLLECTIVE_PHASES, PHASES
 Floats = NDArray[np.float64]
 OWN_WORK = ("data", "forward", "backward", "loss", "optimizer")
 """Phases in which a rank waits for nobody."""
+_DENSE_GRID = ("tp", "cp", "dp", "pp")
+_EXPERT_GRID = ("etp", "ep", "edp", "pp")
 _COLLECTIVE = tuple(index for index, name in enumerate(PHASES) if name in COLLECTIVE_PHASES)
 _OWN = tuple(index for index, name in enumerate(PHASES) if name in OWN_WORK)
 
@@ -82,10 +84,14 @@ def unattributed_s(telemetry: Telemetry) -> Floats:
 
 
 def groups_of(telemetry: Telemetry, kind: str) -> list[list[int]]:
-    """Ranks that share every coordinate but `kind`: the groups of that kind, learnt from the hello records."""
-    members: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    """Ranks that differ in `kind` only: the groups of that kind, learnt from the hello records.
+
+    Experts have a grid of their own (etp × ep × edp × pp): a place in it says nothing about a dense group.
+    """
+    grid = _EXPERT_GRID if kind in ("ep", "etp", "edp") else _DENSE_GRID
+    members: dict[tuple[int | None, ...], list[int]] = {}
     for rank, info in telemetry.ranks.items():
-        rest = tuple(sorted((name, place) for name, place in info.coords.items() if name != kind))
+        rest = tuple(info.coords.get(name) for name in grid if name != kind)
         members.setdefault(rest, []).append(rank)
     return list(members.values())
 

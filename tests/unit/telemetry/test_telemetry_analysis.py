@@ -49,6 +49,18 @@ def test_what_a_rank_spends_beyond_its_groups_quickest_is_waiting(tmp_path: Path
     np.testing.assert_allclose(transferring + waiting, seen.phase_s)
 
 
+def test_places_in_the_expert_grid_do_not_split_dense_groups(tmp_path: Path) -> None:
+    """What the worker says of tp 2 × dp 2: every rank has a place of its own among the experts."""
+    places = {
+        rank: {"tp": rank % 2, "cp": 0, "pp": 0, "dp": rank // 2, "ep": 0, "etp": rank % 2, "edp": rank // 2}
+        for rank in range(4)
+    }
+    seen = told(tmp_path, {rank: (coords, []) for rank, coords in places.items()})
+    assert sorted(analysis.groups_of(seen, "tp")) == [[0, 1], [2, 3]]
+    assert sorted(analysis.groups_of(seen, "dp")) == [[0, 2], [1, 3]]
+    assert sorted(analysis.groups_of(seen, "ep")) == [[0], [1], [2], [3]]
+
+
 def test_where_a_rank_of_the_group_is_missing_nothing_is_called_waiting(tmp_path: Path) -> None:
     seen = told(tmp_path, {0: ({"tp": 0}, [{"tp": 5}, {"tp": 5}]), 1: ({"tp": 1}, [{"tp": 1}])})
     _, waiting = analysis.split_waiting(seen)
