@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
@@ -91,7 +91,7 @@ def _check_requirements(reading: _Reading) -> None:
             reading.faults.append(fault)
     kinds = section.get("layer_types")
     if isinstance(kinds, list) and not {str(kind) for kind in kinds} <= ATTENTION_KINDS:
-        other = sorted({str(kind) for kind in kinds} - ATTENTION_KINDS)
+        other = sorted({str(kind) for kind in kinds} - ATTENTION_KINDS)[:5]
         reading.faults.append(Fault(code="unsupported_layers", field=section.label("layer_types"), value=other))
 
 
@@ -122,11 +122,7 @@ def _place_experts(reading: _Reading) -> None:
         return
     if layers is None or name not in PATTERNS:
         return
-    pattern = layer_pattern(PATTERNS[name](reading.section, layers), layers)
-    if pattern is None:
-        reading.faults.append(Fault(code="unsupported_layers", field=reading.section.label(name), value=name))
-    else:
-        values["first_k_dense_layers"], values["moe_layer_interval"] = pattern
+    values |= asdict(layer_pattern(PATTERNS[name](reading.section, layers), layers))
 
 
 def _shown_name(config: Mapping[str, object], fallback: str) -> str:
@@ -161,7 +157,7 @@ def _family_of(section: Section) -> tuple[Family, list[Fault]]:
 
 
 def _unknown_architecture(section: Section, key: str, value: str) -> Fault:
-    nearest = difflib.get_close_matches(value, families(), n=3, cutoff=0.5)
+    nearest = difflib.get_close_matches(value[:64], families(), n=3, cutoff=0.6)
     return Fault(code="unknown_architecture", field=section.label(key), value=value, values={"nearest": nearest})
 
 
@@ -198,7 +194,8 @@ def read_config_table(config: Mapping[str, object], file: str) -> ReadModel:
     spec, faults = build_spec(reading.values, reading.label)
     all_faults = {(fault.code, fault.field): fault for fault in (*reading.faults, *faults)}
     if spec is None or all_faults:
-        raise InvalidInputError(all_faults.values())
+        wrong = {field for _, field in all_faults}
+        raise InvalidInputError((*all_faults.values(), *(n for n in reading.notices if n.field in wrong)))
     return ReadModel(spec=spec, notices=(*notices, *assumed, *reading.notices, *remarks))
 
 

@@ -10,6 +10,7 @@ from tpdpdash.model.rules import LongNumber
 
 MAX_CONFIG_BYTES = 5_000_000
 """A real config.json has a few kilobytes; those with long label tables reach some hundred."""
+MAX_DUPLICATE_NOTICES = 20
 _MAX_DIGITS = 300
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -60,13 +61,13 @@ def parse_config(data: bytes, name: str) -> tuple[dict[str, object], tuple[Fault
         raise InvalidInputError([Fault(code="file_empty", field=name)])
     kind = _foreign_kind(data)
     if kind is not None:
-        raise InvalidInputError([Fault(code="not_a_config", field=name, values={"kind": kind})])
+        raise InvalidInputError([Fault(code=f"file_is_{kind}", field=name)])
     notices: list[Fault] = []
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         table: dict[str, object] = {}
         for key, value in pairs:
-            if key in table:
+            if key in table and len(notices) < MAX_DUPLICATE_NOTICES:
                 notices.append(Fault(code="duplicate_key", field=f"{name}: {key}", value=value))
             table[key] = value
         return table

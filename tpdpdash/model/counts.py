@@ -168,7 +168,9 @@ def num_moe_layers(spec: ModelSpec) -> int:
     """Layers with routed experts."""
     if not spec.is_moe:
         return 0
-    return (spec.num_layers - spec.first_k_dense_layers) // spec.moe_layer_interval
+    regular = (spec.num_layers - spec.first_k_dense_layers) // spec.moe_layer_interval
+    bare = replace(spec, dense_layers=())
+    return regular - sum(bare.is_moe_layer(layer) for layer in set(spec.dense_layers) if layer < spec.num_layers)
 
 
 def parameter_counts(spec: ModelSpec) -> ParameterCounts:

@@ -6,7 +6,6 @@ import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.model.config_json import MAX_CONFIG_BYTES, read_config_bytes, too_large_fault
@@ -25,6 +24,8 @@ def is_hub_id(text: str) -> bool:
 
 def _check_reachable(hub_id: str, endpoint: str) -> None:
     """One connection attempt: without a network the hub's client tries for half a minute before it gives up."""
+    from urllib.request import getproxies  # here, as it brings in half of the standard library
+
     url = urlsplit(endpoint)
     proxy = getproxies().get(url.scheme)
     target = urlsplit(proxy) if proxy else url

@@ -15,7 +15,7 @@ FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "sourc
 
 
 def _unknown_key_fault(key: str) -> Fault:
-    nearest = difflib.get_close_matches(key, FIELDS, n=3, cutoff=0.5) or ["hidden_size"]
+    nearest = difflib.get_close_matches(key[:64], FIELDS, n=3, cutoff=0.5) or ["hidden_size"]
     return Fault(code="unknown_key", field=f"model.{key}", value=key, values={"nearest": nearest})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from tpdpdash.faults import Fault, InvalidInputError
@@ -61,7 +62,8 @@ def _mlp_layer_types(section: Section, num_layers: int, first: int = 1) -> set[i
     if kinds is ABSENT or kinds is None:
         return set(range(first, num_layers))
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*map(str, kinds)} <= {"dense", "sparse"}:
-        raise InvalidInputError([Fault(code="unsupported_layers", field=section.label("mlp_layer_types"), value=kinds)])
+        shown = sorted({*map(str, kinds)})[:5] if isinstance(kinds, list) else kinds
+        raise InvalidInputError([Fault(code="unsupported_layers", field=section.label("mlp_layer_types"), value=shown)])
     return {layer for layer, kind in enumerate(kinds) if kind == "sparse"}
 
 
@@ -92,8 +94,28 @@ PATTERNS: Mapping[str, Pattern] = MappingProxyType(
 """By the name that families.toml uses. `first_k_dense` needs no function: the config gives ModelSpec's own field."""
 
 
-def layer_pattern(moe_layers: set[int], num_layers: int) -> tuple[int, int] | None:
-    """(first_k_dense_layers, moe_layer_interval) that give exactly these layers; None if no pair does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPattern:
+    """ModelSpec's way to say which layers route to experts."""
+
+    first_k_dense_layers: int
+    """Leading dense layers."""
+    moe_layer_interval: int
+    """Every n-th layer from there on routes to experts."""
+    dense_layers: tuple[int, ...] = ()
+    """Further dense layers, where the two above do not say it all."""
+
+
+def layer_pattern(moe_layers: set[int], num_layers: int) -> LayerPattern:
+    """The shortest pattern that gives exactly these layers: first layers and interval, else a list of dense layers."""
+    regular = _regular_pattern(moe_layers, num_layers)
+    if regular is not None:
+        return LayerPattern(first_k_dense_layers=regular[0], moe_layer_interval=regular[1])
+    dense = tuple(layer for layer in range(num_layers) if layer not in moe_layers)
+    return LayerPattern(first_k_dense_layers=0, moe_layer_interval=1, dense_layers=dense)
+
+
+def _regular_pattern(moe_layers: set[int], num_layers: int) -> tuple[int, int] | None:
     if not moe_layers:
         return num_layers, 1
     ordered = sorted(moe_layers)

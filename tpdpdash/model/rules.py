@@ -80,6 +80,9 @@ def _field_fault(field: str, value: object, label: str) -> Fault | None:
         return Fault(code="unknown_choice", field=label, value=value, values={"choices": choices, "nearest": choices})
     if kind is bool:
         return None if isinstance(value, bool) else Fault(code="not_true_false", field=label, value=value)
+    if get_origin(kind) is tuple:
+        whole = isinstance(value, list | tuple) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        return None if whole else Fault(code="not_list", field=label, value=value)
     if kind is str:
         return None if isinstance(value, str) else Fault(code="not_text", field=label, value=value)
     return whole_number_fault(value, label, *LIMITS[field])
@@ -138,17 +141,19 @@ def _expert_faults(known: Mapping[str, Any], wrong: frozenset[str], label: Label
         limits = {"low": 1, "high": experts, "nearest": experts}
         faults.append(Fault(code="out_of_range", field=label("num_experts_per_token"), value=top_k, values=limits))
     layers = known.get("num_layers")
+    if not layers:
+        return faults
     for field, low in (("first_k_dense_layers", 0), ("moe_layer_interval", 1)):
-        value = known.get(field, low)
-        if layers and value > layers:
-            limits = {"low": low, "high": layers, "nearest": layers}
-            faults.append(Fault(code="out_of_range", field=label(field), value=value, values=limits))
-    return faults
+        found = whole_number_fault(known.get(field, low), label(field), low, layers)
+        faults += [found] if found else []
+    dense = (whole_number_fault(layer, label("dense_layers"), 0, layers - 1) for layer in known.get("dense_layers", ()))
+    return faults + [found for found in dense if found]
 
 
 def _completed(known: dict[str, Any]) -> dict[str, Any]:
     """Defaults that follow from other fields."""
     full = {**_DEFAULTS, **known}
+    full["dense_layers"] = tuple(full["dense_layers"])
     if full["kv_lora_rank"]:
         full["head_dim"] = full["qk_nope_head_dim"] + full["qk_rope_head_dim"]
         full["num_kv_heads"] = full["num_attention_heads"]

@@ -60,6 +60,8 @@ class ModelSpec:
     """Leading layers that keep a dense MLP."""
     moe_layer_interval: int = 1
     """Every n-th layer (counted from first_k_dense_layers) is a mixture of experts; the others are dense."""
+    dense_layers: tuple[int, ...] = ()
+    """Further layers (from 0) that keep a dense MLP, where no first layers and interval say it."""
     kv_lora_rank: int = 0
     """Multi-head latent attention: rank of the compressed keys and values; 0 for ordinary attention."""
     q_lora_rank: int = 0
@@ -106,6 +108,6 @@ class ModelSpec:
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether layer `layer` (from 0) routes to experts."""
-        if not self.is_moe or layer < self.first_k_dense_layers:
+        if not self.is_moe or layer < self.first_k_dense_layers or layer in self.dense_layers:
             return False
         return (layer - self.first_k_dense_layers) % self.moe_layer_interval == self.moe_layer_interval - 1
