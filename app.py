@@ -4,11 +4,14 @@ import streamlit as st
 
 from tpdpdash.ui import access, shell, state
 
-st.set_page_config(page_title="tpdpdash", page_icon=":material/hub:", layout="wide", initial_sidebar_state=230)
-shell.mark_shell()
 page = shell.build_navigation()
-state.restore()
+st.set_page_config(
+    page_title="tpdpdash", page_icon=shell.favicon(), layout="wide", initial_sidebar_state=shell.SIDEBAR_PX
+)
+shell.mark_shell()
 with st.sidebar:
+    if not access.take_token():
+        st.stop()
+    state.restore()
     shell.sidebar()
-    access.take_token()
 page.run()

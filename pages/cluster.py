@@ -49,7 +49,7 @@ def devices_now() -> None:
 def figures(cluster: ClusterSpec, title: str) -> None:
     """What estimates use, with sources."""
     with parts.card(title, t("each figure with its source")):
-        st.dataframe(cluster_view.figures_table(cluster), hide_index=True, alt=t("Figures and their sources"))
+        parts.table(cluster_view.figures_table(cluster))
 
 
 def this_machine() -> None:

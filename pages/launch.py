@@ -40,7 +40,12 @@ def recent_runs() -> None:
         right.page_link(shell.page_path("watch"), label=t("All runs"))
         key = f"recent-{shown[0].run_id}"
         picked = st.dataframe(
-            runs_view.runs_table(shown), key=key, hide_index=True, on_select="rerun", selection_mode="single-row"
+            runs_view.runs_table(shown),
+            key=key,
+            hide_index=True,
+            on_select="rerun",
+            selection_mode="single-row",
+            column_config=runs_view.column_config(),
         )
         if picked.selection.rows:
             state.choose_run(shown[picked.selection.rows[0]].run_id)

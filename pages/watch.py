@@ -11,7 +11,6 @@ from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import access, parts, runs_view, services, shell, state, watch_parts  # noqa: E402
 
 REFRESH_S = 1.0
-WINDOWS = {"50": 50, "200": 200, "all": None}
 PAUSED = "watch-paused"
 
 
@@ -57,28 +56,17 @@ def _set_paused(value: bool) -> None:
     st.session_state[PAUSED] = value
 
 
-def controls(live) -> tuple[int | None, int | None]:
-    """The rank that is looked at, and the window of steps."""
-    world_size = live.look().telemetry.world_size
-    row = st.container(horizontal=True, vertical_alignment="bottom")
-    ranks = ("all", *map(str, range(world_size)))
-    rank = row.selectbox(t("Rank"), width=110, **state.choice("of", ranks, "all"))
-    window = row.segmented_control(t("Window, steps"), required=True, **state.choice("window", tuple(WINDOWS), "200"))
-    return (None if rank in (None, "all") else int(rank)), WINDOWS[window or "200"]
-
-
 def run_screen(run_id: str) -> None:
     """One run."""
     live = services.reader(run_id)
     paused = head(live)
-    rank, window = controls(live)
     was_over = live.look().view.is_over
     timer = None if paused or was_over else REFRESH_S
 
     @st.fragment(run_every=timer)
     def charts() -> None:
         look = live.look()
-        watch_parts.screen(look, rank, window, paused=paused)
+        watch_parts.screen(look, paused=paused)
         if look.view.is_over and not was_over:
             st.rerun()  # the buttons and the timer follow the state
 
@@ -96,7 +84,12 @@ def history() -> None:
             return
         key = f"runs-{shown[0].run_id}-{len(shown)}"
         picked = st.dataframe(
-            runs_view.runs_table(shown), key=key, hide_index=True, on_select="rerun", selection_mode="single-row"
+            runs_view.runs_table(shown),
+            key=key,
+            hide_index=True,
+            on_select="rerun",
+            selection_mode="single-row",
+            column_config=runs_view.column_config(),
         )
         rows = picked.selection.rows
         if rows and shown[rows[0]].run_id != state.chosen_run():

@@ -21,6 +21,8 @@ def _spec(layers: list[Spec], *, theme: Theme, height: int) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
+        # Streamlit leaves 20 px below a chart that does not say otherwise.
+        "padding": {"left": 4, "right": 8, "top": 4, "bottom": 2},
         "layer": layers,
         "config": chart_theme(theme),
     }
@@ -152,7 +154,7 @@ def phases_spec(theme: Theme, num_rows: int) -> Spec:
         "axis": {"title": t("Seconds a step, mean of the window"), "grid": True, "tickCount": 6},
         "scale": {"zero": True, "nice": False},
     }
-    return _spec([_bar_layer(x, key="bar")], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar")], theme=theme, height=num_rows * ROW_PX + AXIS_PX)
 
 
 @cache
@@ -169,7 +171,7 @@ def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
     }
     numbers = _texts({**x, "axis": None}, key="number", theme=theme, align="center", fontSize=12)
     numbers["encoding"]["color"] = {"field": "fill", "type": "nominal", "scale": None, "legend": None}
-    return _spec([_bar_layer(x, key="bar"), numbers], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar"), numbers], theme=theme, height=num_rows * ROW_PX + AXIS_PX)
 
 
 @cache
@@ -210,7 +212,7 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
     }
     predicted = {
         "transform": _of_kind("predicted"),
-        "mark": {"type": "tick", "thickness": 2, "color": ui["text"], "size": ROW_PX},
+        "mark": {"type": "tick", "thickness": 2, "color": ui["text"], "size": 0.74 * ROW_PX},
         "encoding": {"x": x, "y": _row_axis()},
     }
     limit = {
@@ -218,4 +220,4 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
         "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": ui["bad"]},
         "encoding": {"x": x},
     }
-    return _spec([_bar_layer(x, key="bar"), predicted, limit], theme=theme, height=num_rows * ROW_PX)
+    return _spec([_bar_layer(x, key="bar"), predicted, limit], theme=theme, height=num_rows * ROW_PX + AXIS_PX)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.job import Job, write_job
+from tpdpdash.job import Job, pins_of, write_job
 from tpdpdash.text import t
 from tpdpdash.ui import access, parts, phases_strip, runs_view, services, state, watch_words
 from tpdpdash.ui.live import Look
 from tpdpdash.units import format_count, format_memory
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tpdpdash.run.change import Change
     from tpdpdash.run.preflight import Check
 
@@ -95,9 +94,7 @@ def job_to_launch() -> tuple[Job, str]:
     best = services.best_layout(job)
     if best is None:
         return job, t("No layout is chosen and none fits the described cluster: the default layout is shown.")
-    state.update(layout=state.layout_code(best))
-    chosen = state.chosen_job()
-    return chosen or job, t("No layout was chosen: this is the best one of Plan.")
+    return replace(job, pins=pins_of(best)), t("No layout was chosen: this is the best one of Plan.")
 
 
 def question(job: Job) -> str:
@@ -193,7 +190,8 @@ def check_words(check: Check) -> str:
             "{needed} needed of {free} free", needed=format_memory(_real(v, "needed_bytes")),
             free=format_memory(_real(v, "available_bytes")),
         ),
-        "platform": lambda: t("runs are for Linux; this is {name}", name=parts.literal(v.get("platform"))),
+        "platform": lambda: "Linux" if check.level == "ok" else t("runs are for Linux; this is {name}",
+                                                                  name=parts.literal(v.get("platform"))),
         "torch": lambda: t("installed") if check.level == "ok" else t("not installed in this environment"),
         "runs_folder": lambda: t("writable") if check.level == "ok" else t("{path} is not writable",
                                                                            path=parts.literal(v.get("path"))),
@@ -234,8 +232,8 @@ def _checks(checks: Sequence[Check]) -> None:
         rows = [(check.level, t(_CHECKS.get(check.code, check.code)), check_words(check)) for check in checks]
         token = t("this browser holds it") if access.may_start() else t("this browser does not hold it")
         rows.append(("ok" if access.may_start() else "failed", t("Start token"), token))
-        lines = [f"| {_ICONS[level]} | **{name}** | :gray[{words}] |" for level, name, words in rows]
-        st.markdown("\n".join(["| | | |", "|---|---|---|", *lines]))
+        cells = [(_ICONS[level], f"**{name}**", f":gray[{words}]") for level, name, words in rows]
+        parts.table(pd.DataFrame(cells, columns=["", " ", "  "]), hide_header=True, is_markdown=True)
 
 
 def _command(launch: Prepared) -> None:
@@ -258,13 +256,11 @@ def _changes(launch: Prepared) -> None:
             st.caption(t("Nothing is changed but the cluster. A model of full size needs GPUs that hold it."))
         return
     with parts.card(t("What the rehearsal changes"), t("{n} changes", n=len(launch.changes))):
-        st.dataframe(changes_table(launch.changes), hide_index=True, height="content", key="changes")
+        parts.table(changes_table(launch.changes))
 
 
 def changes_table(changes: Sequence[Change]) -> pd.DataFrame:
     """Each change of a rehearsal: what was asked, what runs, why."""
-    import pandas as pd
-
     rows = [
         {
             "": t(_SIZE_WORDS[change.key]) if change.key in _SIZE_WORDS else change.key.partition(".")[2],

@@ -159,6 +159,12 @@ def card(title: str, caption: str = "", *, key: str | None = None) -> Iterator[D
         yield head.container(horizontal=True, horizontal_alignment="right", width="content")
 
 
+def table(frame: pd.DataFrame, *, hide_header: bool = False, is_markdown: bool = False) -> None:
+    """A short table that is read, not sorted. Cells are shown as text unless they are our own markdown."""
+    shown = frame if is_markdown else frame.map(lambda cell: literal(cell) if isinstance(cell, str) else cell)
+    st.table(shown, border="horizontal", hide_index=True, hide_header=hide_header)
+
+
 def truncated(shown: int, total: int) -> str:
     """What a cut table says of itself: "showing 8 of 3,162"; empty when nothing was cut."""
     return (

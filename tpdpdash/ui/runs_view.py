@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpdpdash.text import t
 from tpdpdash.ui.parts import literal, plain
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpdpdash.run.history import RunView
     from tpdpdash.run.status import FirstFailure, RunStatus
 
+COLUMNS = ("State", "Model", "Layout", "Steps", "Took", "Started", "Run")
 LAYOUT_NAMES = {"tp": "TP", "cp": "CP", "ep": "EP", "pp": "PP", "dp": "DP"}
 
 
@@ -91,19 +92,30 @@ def runs_table(runs: Sequence[RunView]) -> pd.DataFrame:
 
     rows = [
         {
-            t("Run"): view.run_id,
-            t("Model"): plain(view.status.name if view.status else t(UNKNOWN)),
-            t("Kind"): t("rehearsal") if view.status and view.status.rehearsal else t("run"),
-            t("Layout"): layout_words(view.status.layout) if view.status else t(UNKNOWN),
             t("State"): state_words(view),
+            t("Model"): _model_words(view.status),
+            t("Layout"): layout_words(view.status.layout) if view.status else t(UNKNOWN),
             t("Steps"): steps_words(view.status),
             t("Took"): format_time(duration_s(view.status)),
             t("Started"): age_words(view),
+            t("Run"): view.run_id,
         }
         for view in runs
     ]
-    columns = [t(name) for name in ("Run", "Model", "Kind", "Layout", "State", "Steps", "Took", "Started")]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[t(name) for name in COLUMNS])
+
+
+def _model_words(status: RunStatus | None) -> str:
+    if status is None:
+        return t(UNKNOWN)
+    return f"{plain(status.name)} · {t('rehearsal')}" if status.rehearsal else plain(status.name)
+
+
+def column_config() -> dict[str, Any]:
+    """Widths of that table: the state may carry a sentence."""
+    import streamlit as st
+
+    return {t("State"): st.column_config.TextColumn(width=300)}
 
 
 def matching(runs: Sequence[RunView], text: str) -> list[RunView]:

@@ -131,6 +131,11 @@ def count_runs() -> int:
     return count_runs(_runs_root())
 
 
+def count_live_runs() -> int:
+    """How many of the newest runs are under way."""
+    return sum(not view.is_over for view in runs())
+
+
 def _runs_root() -> Path:
     from tpdpdash.run.folder import runs_root
 

@@ -50,10 +50,26 @@ def _start() -> None:
 
 
 def build_navigation() -> st.Page:
-    """The navigation over every screen."""
-    start = st.Page(_start, title=t("Start"), default=True, visibility="hidden")
-    screens = [st.Page(page_path(s.name), title=t(s.title), icon=s.icon, url_path=s.name) for s in SCREENS]
-    return st.navigation([start, *screens], expanded=True)
+    """The pages and their addresses. Without icons: streamlit fetches a page's icon from elsewhere for the tab."""
+    start = st.Page(_start, title=t("Start"), default=True, visibility="hidden", icon="")
+    screens = [st.Page(page_path(s.name), title=t(s.title), icon="", url_path=s.name) for s in SCREENS]
+    return st.navigation([start, *screens], position="hidden")
+
+
+def favicon() -> bytes:
+    """The icon of the browser's tab: four ranks in two TP groups. Drawn here: streamlit would fetch a named icon."""
+    import numpy as np
+
+    from tpdpdash.charts.heat import palette_png
+    from tpdpdash.charts.palette import phase_colors
+
+    colors = phase_colors("light")
+    cell = np.full((14, 14), 0, dtype=np.uint8)
+    gap = 2
+    icon = np.full((32, 32), gap, dtype=np.uint8)
+    icon[1:15, 1:15], icon[1:15, 17:31] = cell, cell
+    icon[17:31, 1:15], icon[17:31, 17:31] = cell + 1, cell + 1
+    return palette_png(icon, (colors["forward"].fill, colors["tp"].fill))
 
 
 def mark_shell() -> None:
@@ -69,7 +85,14 @@ def require_shell() -> None:
 
 
 def sidebar() -> None:
-    """Under the navigation: what is here, in one line."""
+    """Name, links to the screens, and what is here in one line."""
     from tpdpdash.ui import parts, services
 
+    st.markdown(f"### tp:blue[dp]dash  \n:small[:gray[{t('plan · launch · watch')}]]")
+    live = services.count_live_runs()
+    with st.container(gap="xsmall"):
+        for screen in SCREENS:
+            is_live = screen.name == "watch" and live
+            label = f"{t(screen.title)} :small[:gray[{t('{n} live', n=live)}]]" if is_live else t(screen.title)
+            st.page_link(page_path(screen.name), label=label, icon=screen.icon, width="stretch")
     st.caption(parts.machine_line(services.detection()))

@@ -11,7 +11,7 @@ from tpdpdash.charts import live as specs
 from tpdpdash.telemetry import analysis
 from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.text import t
-from tpdpdash.ui import figures, live_tables, parts, phases_strip, runs_view, services, watch_words
+from tpdpdash.ui import figures, live_tables, parts, phases_strip, runs_view, services, state, watch_words
 from tpdpdash.ui.live import Look
 from tpdpdash.units import (
     GIB,
@@ -24,6 +24,7 @@ from tpdpdash.units import (
 )
 
 TREND_POINTS = 60
+WINDOWS = {"50": 50, "200": 200, "all": None}
 RECENT = 20
 COMPARABLE = 3.0
 """A prediction further off than this factor is told in words: on the axis it would flatten what was measured."""
@@ -34,7 +35,18 @@ def not_allowed() -> str:
     return t("Only the holder of the start token can launch or stop. Open the address that was printed at start.")
 
 
-def screen(look: Look, rank: int | None, window: int | None, *, paused: bool = False) -> None:
+def _controls(look: Look, cores: int | None) -> tuple[int | None, int | None]:
+    """The rank that is looked at, the window of steps, and what to know about the figures."""
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    ranks = ("all", *map(str, range(look.telemetry.world_size)))
+    rank = row.selectbox(t("Rank"), width=110, **state.choice("of", ranks, "all"))
+    window = row.segmented_control(t("Window, steps"), required=True, **state.choice("window", tuple(WINDOWS), "200"))
+    told = watch_words.notes(look, cores)
+    row.caption(" ".join(told) or t("All times are wall times of the ranks."), width="stretch")
+    return (None if rank in (None, "all") else int(rank)), WINDOWS[window or "200"]
+
+
+def screen(look: Look, *, paused: bool = False) -> None:
     """Everything of one run that changes while it runs."""
     found = watch_words.sentence(look)
     parts.verdict(found.kind, found.text, found.detail)
@@ -47,8 +59,7 @@ def screen(look: Look, rank: int | None, window: int | None, *, paused: bool = F
             phases_strip.strip(look)
         return
     parts.cards(_metrics(look))
-    cores = services.detection().host.cores
-    st.caption(" ".join(watch_words.notes(look, cores)) or t("All times are wall times of the ranks."))
+    rank, window = _controls(look, services.detection().host.cores)
     left, right = st.columns(2)
     with left:
         _step_time(look, window)
