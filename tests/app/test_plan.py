@@ -1,0 +1,157 @@
+"""Plan as a person sees it: the answer first, inputs in the address, and every state in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+APP = Path(__file__).parents[2] / "app.py"
+SMALL = {"model": "llama-3-8b", "device": "H100-SXM5-80GB", "nodes": "1", "seq": "4096", "batch": "64"}
+
+
+def open_plan(**params: str) -> AppTest:
+    """The Plan page at this address."""
+    at = AppTest.from_file(str(APP), default_timeout=120)
+    for name, value in params.items():
+        at.query_params[name] = value
+    at.run()
+    return at.switch_page("pages/plan.py").run()
+
+
+def texts(at: AppTest) -> str:
+    """Every sentence of the page as it is read, without the signs that keep it from being markdown."""
+    kinds: tuple[Any, ...] = (at.markdown, at.success, at.warning, at.error, at.info, at.caption)
+    shown = "\n".join(str(element.value) for kind in kinds for element in kind)
+    return shown.replace("\\", "")
+
+
+def specs(at: AppTest) -> list[str]:
+    """The Vega-Lite spec of every chart, as text."""
+    return [chart.proto.spec for chart in at.get("vega_lite_chart")]
+
+
+def test_the_answer_stands_first_with_speed_memory_and_runner_up() -> None:
+    at = open_plan(**SMALL)
+    assert not at.exception
+    answer = at.success[0].value
+    assert "tokens/s per GPU" in answer
+    assert "to spare" in answer
+    assert "runner-up" in answer
+    assert "No error known yet" in answer
+
+
+def test_six_cards_say_what_it_takes_and_cost_is_unknown_without_a_price() -> None:
+    at = open_plan(**SMALL)
+    labels = [metric.label for metric in at.metric]
+    assert labels == [
+        "Tokens/s per GPU", "Step time", "MFU", "Memory, worst stage", "300 B tokens take", "and cost",
+    ]  # fmt: skip
+    assert at.metric[5].value == "unknown"
+    assert "of 79" in at.metric[3].value
+
+
+def test_a_price_gives_the_cost_in_dollars() -> None:
+    at = open_plan(**SMALL, price="2")
+    assert at.metric[5].value.startswith("$")
+
+
+def test_the_table_has_one_row_for_each_degrees_best_first() -> None:
+    table = open_plan(**SMALL).dataframe[0].value
+    layouts = list(table["Layout"])
+    assert len(layouts) == len(set(layouts))
+    speeds = list(table["Tokens/s per GPU"])
+    assert speeds == sorted(speeds, reverse=True)
+    assert table["Against best"].iloc[0] == "best"
+
+
+def param(at: AppTest, name: str) -> str:
+    """One query parameter, however AppTest holds it."""
+    value = at.query_params[name]
+    return value if isinstance(value, str) else value[0]
+
+
+def test_the_best_layout_stands_in_the_address() -> None:
+    at = open_plan(**SMALL)
+    assert param(at, "layout").startswith("tp")
+    assert at.button[0].label == "Open layout 1"
+
+
+def test_a_layout_from_the_address_is_the_chosen_one_and_fills_the_cards() -> None:
+    first = open_plan(**SMALL)
+    csv_code = param(open_plan(**SMALL, tp="2", pp="2"), "layout")
+    chosen = open_plan(**SMALL, layout=csv_code)
+    assert param(chosen, "layout") == csv_code
+    assert chosen.button[0].label != "Open layout 1"
+    assert chosen.metric[0].value != first.metric[0].value
+    assert chosen.success[0].value == first.success[0].value
+
+
+def test_a_layout_that_is_not_among_those_that_fit_gives_way_to_the_best() -> None:
+    at = open_plan(**SMALL, layout="tp64-pp1-dp1")
+    assert not at.exception
+    assert param(at, "layout") == param(open_plan(**SMALL), "layout")
+
+
+def test_pinned_degrees_narrow_the_search() -> None:
+    at = open_plan(**SMALL, tp="4")
+    assert all(layout.startswith("TP 4 ·") for layout in at.dataframe[0].value["Layout"])
+
+
+def test_changing_an_input_changes_the_address_and_the_answer() -> None:
+    at = open_plan(**SMALL)
+    before = at.success[0].value
+    at.get_by_key("view-nodes").set_value(2).run()
+    assert not at.exception
+    assert param(at, "nodes") == "2"
+    assert at.success[0].value != before
+
+
+def test_nothing_fits_says_how_far_the_closest_layout_misses_and_what_would_help() -> None:
+    at = open_plan(model="gpt3-175b", device="A100-SXM4-80GB", nodes="1", seq="2048", batch="64")
+    assert not at.exception
+    warning = at.warning[0].value
+    assert "Nothing fits 1 × 8 A100" in warning
+    assert "short" in warning
+    assert "Layouts gained" in at.table[0].value.columns
+    assert any("Out of memory" in spec or "Out of memory" in str(at) for spec in specs(at))
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        pytest.param({"model": "lama-3-8b"}, "llama-3-8b", id="unknown model with the nearest"),
+        pytest.param({"device": "A100"}, "A100", id="ambiguous device"),
+        pytest.param({"nodes": "0"}, "nodes", id="no nodes"),
+        pytest.param({"batch": "-5"}, "batch", id="negative batch"),
+        pytest.param({"seq": "nonsense"}, "", id="unreadable number is dropped"),
+        pytest.param({"framework": "megatron-cor"}, "megatron-core", id="unknown framework is treated as the nearest"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_answered_in_words(params: dict[str, str], said: str) -> None:
+    at = open_plan(**(SMALL | params))
+    assert not at.exception
+    assert said in texts(at)
+
+
+def test_text_from_outside_is_shown_as_text() -> None:
+    at = open_plan(**(SMALL | {"model": "<b>x</b>[a](http://b)"}))
+    assert not at.exception
+    raw = "\n".join(str(element.value) for element in at.error)
+    assert raw
+    assert "<b>" not in raw
+    assert "](http" not in raw
+
+
+def test_charts_carry_their_text_for_screen_readers() -> None:
+    described = specs(open_plan(**SMALL))
+    assert len(described) == 4
+    assert all('"description"' in spec for spec in described)
+
+
+def test_a_hundred_and_twenty_eight_nodes_are_planned_with_counts_that_say_what_was_cut() -> None:
+    at = open_plan(model="gpt3-175b", device="A100-SXM4-80GB", nodes="128", seq="2048", batch="1536", zero_stage="1")
+    assert not at.exception
+    assert any("showing 8 of" in caption.value and "considered" in caption.value for caption in at.caption)
