@@ -9,7 +9,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import SELECTIVE
-from tpdpdash.cost.frameworks import framework_habits
+from tpdpdash.cost.frameworks import FrameworkHabits, framework_habits
 from tpdpdash.cost.memory import StageMemory, stage_memory
 from tpdpdash.cost.result import Estimate, StageEstimate
 from tpdpdash.cost.stages import StageKinds, stage_kinds
@@ -102,20 +102,27 @@ def peak_bytes(model: ModelSpec, cluster: ClusterSpec, training: Training, colum
 
 
 def estimate(
-    model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns, *, every_stage: bool = True
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: Training,
+    columns: LayoutColumns,
+    *,
+    every_stage: bool = True,
+    habits: FrameworkHabits | None = None,
 ) -> Estimates:
     """Memory and time of n legal layouts.
 
+    habits: the framework's constants where they are not the packaged ones (a fit tries others).
     every_stage: the stage axis has every stage in order; otherwise equal stages share an entry, as the search wants it.
     Time is computed once per distinct stage either way, so that both give the same figures to the last bit.
     """
-    habits = framework_habits(training.framework)
+    habits = habits or framework_habits(training.framework)
     kinds = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks)
     cost = step_cost(model, cluster, training, habits, columns, kinds)
     stage_time = cost.stages
     if every_stage:
-        times = (kinds.spread(stage_time.forward_s), kinds.spread(stage_time.backward_s))
-        stage_time = StageSeconds(forward_s=times[0], backward_s=times[1])
+        spread = {field.name: kinds.spread(getattr(stage_time, field.name)) for field in fields(stage_time)}
+        stage_time = StageSeconds(**spread)
         kinds = kinds.every_stage()
     memory = stage_memory(model, cluster, training, habits, columns, kinds)
     step_s = cost.parts.step_s
@@ -173,8 +180,7 @@ def _scalar(one: Estimates) -> Estimate:
         StageEstimate(
             stage=s,
             layers=int(one.columns.stage_layers[0, s]),
-            forward_s=float(times.forward_s[0, s]),
-            backward_s=float(times.backward_s[0, s]),
+            **{field.name: float(getattr(times, field.name)[0, s]) for field in fields(times)},
             **{field.name: float(getattr(memory, field.name)[0, s]) for field in fields(memory)},
         )
         for s in range(layout.pp)

@@ -87,7 +87,7 @@ def layer_s(
 ) -> LayerSeconds:
     """Device seconds of one layer. tokens: of one microbatch on one context parallel rank."""
     split = np.where(sequence_parallel, tp, 1.0)
-    attention = _core_attention(model, training, rates, tokens, tp)
+    attention = _core_attention(model, training, habits, rates, tokens, tp)
     linears = _attention_linears(model, rates, tokens, tp)
     traffic_f, traffic_b = _residual_traffic(model, training, habits, rates, tokens, tp, split)
     if moe:
@@ -112,13 +112,14 @@ def layer_s(
 
 
 def _core_attention(
-    model: ModelSpec, training: Training, rates: DeviceRates, tokens: Numeric, tp: Numeric
+    model: ModelSpec, training: Training, habits: FrameworkHabits, rates: DeviceRates, tokens: Numeric, tp: Numeric
 ) -> AttentionSeconds:
     """Core attention over heads / tp. Under context parallelism each rank's tokens meet all keys, evenly balanced."""
     heads, dq, dv = model.num_attention_heads / tp, model.query_head_dim, model.value_head_dim
     if training.attention == "flash":
         return flash_attention_s(tokens, training.seq_len, heads, dq, dv, rates)
-    return naive_attention_s(tokens, training.seq_len, heads, dq, dv, rates, training.dropout > 0)
+    dropout = training.dropout > 0
+    return naive_attention_s(tokens, training.seq_len, heads, dq, dv, rates, dropout, habits.traffic_frac)
 
 
 def _attention_linears(model: ModelSpec, rates: DeviceRates, tokens: Numeric, tp: Numeric) -> _Linears:

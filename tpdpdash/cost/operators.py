@@ -167,7 +167,14 @@ def flash_attention_s(
 
 
 def naive_attention_s(
-    tokens: Numeric, seq_len: float, heads: Numeric, query_dim: int, value_dim: int, rates: DeviceRates, dropout: bool
+    tokens: Numeric,
+    seq_len: float,
+    heads: Numeric,
+    query_dim: int,
+    value_dim: int,
+    rates: DeviceRates,
+    dropout: bool,
+    traffic_frac: float = 1.0,
 ) -> AttentionSeconds:
     """Scores written to memory: two batched products over all s² scores (nothing is skipped), a fused scale-mask-softmax
     and, with dropout, another pass.
@@ -182,8 +189,8 @@ def naive_attention_s(
     products = np.maximum(work, traffic_s(2 * element * scores, rates))
     dropped = 2 * element + 1 if dropout else 0.0
     return AttentionSeconds(
-        forward_s=products + traffic_s((2 * element + dropped) * scores, rates),
-        backward_s=2 * products + traffic_s((3 * element + dropped) * scores, rates),
+        forward_s=products + traffic_s(traffic_frac * (2 * element + dropped) * scores, rates),
+        backward_s=2 * products + traffic_s(traffic_frac * (3 * element + dropped) * scores, rates),
     )
 
 

@@ -174,13 +174,9 @@ def _forward_messages(
 ) -> _Messages:
     """Two all-reduces of the activations, or with sequence parallelism an all-gather and a reduce-scatter each
     (Korthikanti 2022 §4.2.2: the same bytes); the ring of keys and values beside attention; tokens to experts and back."""
-    gather, reduce, whole = _tp_messages(model, rates, links, tokens)
-    pairs = _pairs(model, moe)
-    tp = pairs * np.where(columns.sequence_parallel, gather + reduce, whole) + _expert_tp(
-        model, rates, columns, links, tokens, moe
-    )
+    tp = unhidden_tp_s(model, rates, columns, links, tokens, moe, backward=False)
     tp = np.where(columns.overlap_tp, (1 - habits.tp_hidden_frac) * tp, tp)
-    cp = hidden(_ring_s(model, rates, columns, links, tokens), layer.attention_forward_s, habits.hidden_frac)
+    cp = hidden(ring_s(model, rates, columns, links, tokens), layer.attention_forward_s, habits.hidden_frac)
     return _Messages(tp_s=tp, cp_s=cp, ep_s=_expert_s(model, cluster, habits, rates, columns, links, tokens, moe))
 
 
@@ -200,18 +196,18 @@ def _backward_messages(
     beside the weight gradients, and the gathers of row-parallel layers stay exposed. Keys, values and their gradients go
     round the ring: twice forward's bytes."""
     gather, reduce, whole = _tp_messages(model, rates, links, tokens)
-    pairs = _pairs(model, moe)
+    pairs = pairs_of(model, moe)
     input_s, weight_s = layer.column_input_gradient_s, layer.column_weight_gradient_s
     gain = habits.hidden_frac if habits.backward_hides_tp else 0.0
     sequence = pairs * gather + hidden(pairs * gather, input_s, gain) + hidden(pairs * reduce, weight_s, gain)
     tp = np.where(columns.sequence_parallel, sequence, hidden(pairs * whole, weight_s, gain))
     tp = tp + _expert_tp(model, rates, columns, links, tokens, moe)
     tp = np.where(columns.overlap_tp, (1 - habits.tp_hidden_frac) * tp, tp)
-    cp = hidden(2 * _ring_s(model, rates, columns, links, tokens), layer.attention_backward_s, habits.hidden_frac)
+    cp = hidden(2 * ring_s(model, rates, columns, links, tokens), layer.attention_backward_s, habits.hidden_frac)
     return _Messages(tp_s=tp, cp_s=cp, ep_s=_expert_s(model, cluster, habits, rates, columns, links, tokens, moe))
 
 
-def _pairs(model: ModelSpec, moe: bool) -> float:
+def pairs_of(model: ModelSpec, moe: bool) -> float:
     """Blocks of a layer that end in a TP reduction: attention and MLP; of a MoE layer attention and shared experts."""
     return 1.0 + (1.0 if not moe or model.shared_expert_ffn_hidden_size else 0.0)
 
@@ -234,13 +230,26 @@ def _expert_tp(
     return all_gather_s(copies, links.expert_tp) + reduce_scatter_s(copies, links.expert_tp)
 
 
-def _ring_s(model: ModelSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats) -> Numeric:
+def ring_s(model: ModelSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats) -> Numeric:
     """Keys and values of every rank pass every other: (cp − 1) blocks of tokens · kv width [s]."""
     heads = (
         model.num_attention_heads / columns.tp if model.is_mla else kv_heads_per_rank(model.num_kv_heads, columns.tp)
     )
     block = rates.element_bytes * tokens * heads * (model.query_head_dim + model.value_head_dim)
     return all_gather_s(block * columns.cp, links.cp)
+
+
+def unhidden_expert_s(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    rates: DeviceRates,
+    columns: LayoutColumns,
+    links: Links,
+    tokens: Floats,
+) -> Numeric:
+    """Dispatch and combine of one pass: two all-to-alls of top-k copies of the rank's own tokens / tp [s]."""
+    sent = rates.element_bytes * model.hidden_size * tokens * model.num_experts_per_token / columns.tp
+    return 2 * all_to_all_s(sent, cluster, links.ep)
 
 
 def _expert_s(
@@ -253,8 +262,25 @@ def _expert_s(
     tokens: Floats,
     moe: bool,
 ) -> Numeric:
-    """Dispatch and combine: two all-to-alls of top-k copies of the rank's own tokens / tp [s]."""
+    """Exposed dispatch and combine of one pass [s]; nothing in a dense layer."""
     if not moe:
         return 0.0
-    sent = rates.element_bytes * model.hidden_size * tokens * model.num_experts_per_token / columns.tp
-    return 2 * (1 - habits.ep_hidden_frac) * all_to_all_s(sent, cluster, links.ep)
+    return (1 - habits.ep_hidden_frac) * unhidden_expert_s(model, cluster, rates, columns, links, tokens)
+
+
+def unhidden_tp_s(
+    model: ModelSpec,
+    rates: DeviceRates,
+    columns: LayoutColumns,
+    links: Links,
+    tokens: Floats,
+    moe: bool,
+    *,
+    backward: bool,
+) -> Numeric:
+    """TP messages of one pass over one layer, nothing hidden [s]: under sequence parallelism backward gathers the inputs
+    once more."""
+    gather, reduce, whole = _tp_messages(model, rates, links, tokens)
+    gathers = 2 if backward else 1
+    pairs = pairs_of(model, moe) * np.where(columns.sequence_parallel, gathers * gather + reduce, whole)
+    return pairs + _expert_tp(model, rates, columns, links, tokens, moe)

@@ -51,6 +51,10 @@ class StageEstimate:
     """Forward of one microbatch [s]."""
     backward_s: float
     """Backward of one microbatch, recompute included [s]."""
+    data_per_microbatch_s: float
+    """Exposed data parallel messages of one microbatch, part of forward_s and backward_s [s]."""
+    data_per_step_s: float
+    """Exposed data parallel messages once a step [s]."""
 
     @property
     def total_bytes(self) -> float:

@@ -11,7 +11,13 @@ from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.layer import EndSeconds, ends_s, layer_s
-from tpdpdash.cost.memory import recomputed_layers, shard_sizes, stage_parameters, tokens_per_microbatch
+from tpdpdash.cost.memory import (
+    StageParameters,
+    recomputed_layers,
+    shard_sizes,
+    stage_parameters,
+    tokens_per_microbatch,
+)
 from tpdpdash.cost.operators import DeviceRates, device_rates, traffic_s
 from tpdpdash.cost.parameters import vocab_rows
 from tpdpdash.cost.passes import LayerPasses, Links, PassSeconds, layer_passes
@@ -72,6 +78,10 @@ class StageSeconds:
     """Forward passes of all chunks."""
     backward_s: Floats
     """Backward passes, recompute included."""
+    data_per_microbatch_s: Floats
+    """Exposed data parallel messages of each microbatch, part of the passes."""
+    data_per_step_s: Floats
+    """Exposed data parallel messages once a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,8 +117,8 @@ def step_cost(
     rates = device_rates(cluster.device, training, habits.attention_frac)
     links = layout_links(cluster, columns)
     rows = vocab_rows(model, columns.tp, habits.name) + 0.0 * columns.tp
-    forward, backward = _stage_parts(model, cluster, training, habits, rates, columns, links, kinds, rows)
     held = stage_parameters(model, habits, columns, kinds)
+    forward, backward = _stage_parts(model, cluster, training, habits, rates, columns, links, kinds, rows, held)
     data = data_s(habits, rates, columns, links, held, kinds, _total(forward), _total(backward))
     backward["dp_s"] = backward["dp_s"] + data.per_microbatch_s
     forward_s, backward_s = _total(forward), _total(backward)
@@ -139,7 +149,12 @@ def step_cost(
     share = recomputed_layers(columns, kinds.layers) * kinds.count
     return StepCost(
         parts=parts,
-        stages=StageSeconds(forward_s=forward_s, backward_s=backward_s),
+        stages=StageSeconds(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            data_per_microbatch_s=data.per_microbatch_s,
+            data_per_step_s=data.per_step_s,
+        ),
         gemm_recompute_frac=share.sum(axis=1) / model.num_layers,
     )
 
@@ -162,6 +177,7 @@ def _stage_parts(
     links: Links,
     kinds: StageKinds,
     rows: Floats,
+    held: StageParameters,
 ) -> tuple[Parts, Parts]:
     """(forward, backward) of one microbatch on each stage by part, each (n, stages)."""
     tokens = tokens_per_microbatch(training, columns)
@@ -170,12 +186,13 @@ def _stage_parts(
     recomputed = recomputed_layers(columns, kinds.layers) / np.maximum(kinds.layers, 1.0)
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if layers.any():
-            passes = _passes(model, cluster, training, habits, rates, columns, links, tokens, moe)
+            passes = passes_of(model, cluster, training, habits, rates, columns, links, tokens, moe)
             _add_pass(forward, passes.forward, layers)
             _add_pass(backward, passes.backward, layers)
             _add_recompute(backward, passes.recompute, layers * recomputed)
     _add_ends(forward, backward, model, cluster, training, habits, columns, links, kinds, tokens, rows)
     hops = exposed_hops_s(habits, columns, stage_hop_s(model, cluster, habits, rates, columns, links, tokens))
+    backward["compute_s"] = backward["compute_s"] + _accumulation_s(training, habits, rates, held)
     exists = kinds.exists
     for parts in (forward, backward):
         parts["pp_s"] = np.where(exists, hops[:, None], 0.0)
@@ -183,7 +200,15 @@ def _stage_parts(
     return forward, backward
 
 
-def _passes(
+def _accumulation_s(training: Training, habits: FrameworkHabits, rates: DeviceRates, held: StageParameters) -> Floats:
+    """Adding 16-bit gradients to fp32 ones after each microbatch (n, stages): 2 + 4 + 4 bytes a parameter; 0 where a
+    framework accumulates within the weight gradient's GEMM."""
+    if not (habits.keeps_16bit_gradients and training.gradient_dtype == "fp32"):
+        return np.zeros_like(held.dense)
+    return traffic_s(10.0 * (held.dense + held.experts), rates)
+
+
+def passes_of(
     model: ModelSpec,
     cluster: ClusterSpec,
     training: Training,
@@ -194,6 +219,7 @@ def _passes(
     tokens: Floats,
     moe: bool,
 ) -> LayerPasses:
+    """Passes of one layer over `tokens` of one microbatch, with their messages (n,)."""
     layer = layer_s(
         model,
         training,
@@ -221,6 +247,35 @@ def _add_recompute(parts: Parts, each: PassSeconds, layers: Floats) -> None:
         parts[name] = parts[name] + layers * getattr(each, name)[:, None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndMessages:
+    """TP messages of the first and the last stage besides their layers', one microbatch [s], each (n,)."""
+
+    embedding_forward_s: Floats
+    """The embedding's sum over the vocabulary's shards."""
+    embedding_backward_s: Floats
+    """Its gradient gathered, under sequence parallelism."""
+    head_forward_s: Floats
+    """The head's input gathered, under sequence parallelism."""
+    head_backward_s: Floats
+    """The gradient of the head's input summed; under sequence parallelism its input gathered again besides."""
+
+
+def end_messages(
+    model: ModelSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats
+) -> EndMessages:
+    """TP messages around the vocabulary-parallel embedding and head: s·b·h elements each."""
+    states = rates.element_bytes * tokens * model.hidden_size
+    gather, scatter, whole = (f(states, links.tp) for f in (all_gather_s, reduce_scatter_s, all_reduce_s))
+    split = columns.sequence_parallel
+    return EndMessages(
+        embedding_forward_s=np.where(split, scatter, whole),
+        embedding_backward_s=np.where(split, gather, 0.0),
+        head_forward_s=np.where(split, gather, 0.0),
+        head_backward_s=np.where(split, scatter + gather, whole),
+    )
+
+
 def _add_ends(
     forward: Parts,
     backward: Parts,
@@ -234,35 +289,21 @@ def _add_ends(
     tokens: Floats,
     rows: Floats,
 ) -> None:
-    """Embedding on the first stage, head and loss on the last, with their TP messages: the embedding's sum, the head's
-    input (gathered under sequence parallelism) and its gradient."""
+    """Embedding on the first stage, head and loss on the last, with their TP messages."""
     plain = replace(training, precision="bf16") if training.precision not in ("fp32", "fp16") else training
     rates = device_rates(cluster.device, plain)
     ends: EndSeconds = ends_s(
         model, habits, rates, tokens=tokens, tp=columns.tp, vocab_rows=rows, sequence_parallel=columns.sequence_parallel
     )
-    states = rates.element_bytes * tokens * model.hidden_size
-    gather, scatter, whole = (f(states, links.tp) for f in (all_gather_s, reduce_scatter_s, all_reduce_s))
-    split = columns.sequence_parallel
-    forward["compute_s"] = (
-        forward["compute_s"]
-        + kinds.is_first * ends.embedding_forward_s[:, None]
-        + kinds.is_last * ends.head_forward_s[:, None]
+    sent = end_messages(model, rates, columns, links, tokens)
+    added = (
+        (forward, "compute_s", ends.embedding_forward_s, ends.head_forward_s),
+        (backward, "compute_s", ends.embedding_backward_s, ends.head_backward_s),
+        (forward, "tp_s", sent.embedding_forward_s, sent.head_forward_s),
+        (backward, "tp_s", sent.embedding_backward_s, sent.head_backward_s),
     )
-    backward["compute_s"] = (
-        backward["compute_s"]
-        + kinds.is_first * ends.embedding_backward_s[:, None]
-        + kinds.is_last * ends.head_backward_s[:, None]
-    )
-    embedding = np.where(split, scatter, whole)[:, None]
-    forward["tp_s"] = (
-        forward["tp_s"] + kinds.is_first * embedding + kinds.is_last * np.where(split, gather, 0.0)[:, None]
-    )
-    backward["tp_s"] = (
-        backward["tp_s"]
-        + kinds.is_first * np.where(split, gather, 0.0)[:, None]
-        + kinds.is_last * np.where(split, scatter + gather, whole)[:, None]
-    )
+    for parts, name, first, last in added:
+        parts[name] = parts[name] + kinds.is_first * first[:, None] + kinds.is_last * last[:, None]
 
 
 def _optimizer_s(

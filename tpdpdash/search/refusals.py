@@ -15,6 +15,7 @@ from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rule import Facts
 from tpdpdash.layout.rules import RULES
+from tpdpdash.units import format_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +69,9 @@ class RefusalCounter:
         self._counts[OUT_OF_MEMORY] = self._counts.get(OUT_OF_MEMORY, 0) + count
         if miss.peak_bytes < self._least_peak:
             self._least_peak = miss.peak_bytes
-            values = {"peak_bytes": miss.peak_bytes, "capacity_bytes": cluster.device.usable_bytes}
+            capacity = cluster.device.usable_bytes
+            written = {"peak": format_memory(miss.peak_bytes), "capacity": format_memory(capacity)}
+            values = {"peak_bytes": miss.peak_bytes, "capacity_bytes": capacity, **written}
             fault = Fault(code=OUT_OF_MEMORY, field="cluster.device", value=cluster.device.name, values=values)
             self._examples[OUT_OF_MEMORY] = (miss.layout, fault)
 
