@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node N losses_of_layouts.py CASES.json OUT_DIR
 
-CASES.json: {name: {"model": …, "training": …, "layout": …}}; OUT_DIR/rank-R.json: {name: [loss a step] or null}.
+CASES.json: {name: {"model": …, "training": …, "layout": …}}; OUT_DIR/rank-R.json: {name: [loss a step] or null};
+OUT_DIR/rank-R.pt: {name: {weight: this rank's part after the last step}} of the cases whose optimizer is sgd.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from tpdpdash.worker.train import SEED, Place, Trainer
 NUM_STEPS = 5
 
 
-def losses(case: dict[str, dict[str, object]], cache: GroupCache) -> list[float] | None:
-    """This rank's losses of the first steps; None off the last stage."""
+Weights = dict[str, torch.Tensor]
+
+
+def train(case: dict[str, dict[str, object]], cache: GroupCache) -> tuple[list[float] | None, Weights | None]:
+    """This rank's losses of the first steps (None off the last stage), and its weights after them."""
     model, training = ModelSpec(**case["model"]), Training(**case["training"])
     layout = Layout(**{**case["layout"], "layers_per_stage": tuple(case["layout"]["layers_per_stage"])})
     groups = make_groups(layout, dist.get_rank(), cache)
@@ -36,7 +40,9 @@ def losses(case: dict[str, dict[str, object]], cache: GroupCache) -> list[float]
     place = Place(groups=groups, device=torch.device("cpu"), probe=probe)
     trainer = Trainer(model, training, layout, place, tokens)
     seen = [trainer.step(number) for number in range(1, NUM_STEPS + 1)]
-    return None if seen[0] is None else [loss.item() for loss in seen]
+    weights = {name: parameter.detach().clone() for name, parameter in trainer.weights.parameters.items()}
+    losses = None if seen[0] is None else [loss.item() for loss in seen]
+    return losses, weights if training.optimizer == "sgd" else None
 
 
 def main() -> None:
@@ -45,8 +51,11 @@ def main() -> None:
     cases, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     cache: GroupCache = {}
-    results = {name: losses(case, cache) for name, case in cases.items()}
-    (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
+    results = {name: train(case, cache) for name, case in cases.items()}
+    losses = {name: curve for name, (curve, _) in results.items()}
+    (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(losses))
+    weights = {name: parts for name, (_, parts) in results.items() if parts is not None}
+    torch.save(weights, folder / f"rank-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,7 +1,8 @@
-"""Losses of the built-in worker under every kind of layout equal a single process's.
+"""Losses and weights of the built-in worker under every kind of layout equal a single process's.
 
 One torchrun a world size runs all layouts of that size. Tolerance: 1e-5 of a loss of about 5.5 over 5 AdamW steps;
-the difference is the order of fp32 sums.
+the difference is the order of fp32 sums. Adam hides the scale of a gradient, and losses hide the gradients of norms:
+with sgd, where they show, the weights themselves are compared.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tpdpdash.layout.groups import coordinates
 from tpdpdash.layout.layout import Layout
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
+from tpdpdash.worker.weights import stage_weights
 
 DRIVER = Path(__file__).with_name("losses_of_layouts.py")
 TOLERANCE = 1e-5
@@ -32,7 +36,7 @@ MODEL = ModelSpec(
     ffn_hidden_size=96,
     vocab_size=256,
 )
-TRAINING = Training(seq_len=32, global_batch_size=8, precision="fp32", framework="builtin")
+TRAINING = Training(seq_len=16, global_batch_size=8, precision="fp32", framework="builtin")
 VARIANT = ModelSpec(
     name="qwen-like",
     num_layers=2,
@@ -58,8 +62,8 @@ def case(model: ModelSpec = MODEL, training: Training = TRAINING, **layout: Any)
     return {"model": asdict(model), "training": asdict(training), "layout": asdict(Layout(**layout))}
 
 
-SGD = Training(seq_len=32, global_batch_size=8, precision="fp32", framework="builtin", optimizer="sgd")
-NAIVE = Training(seq_len=32, global_batch_size=8, precision="fp32", framework="builtin", attention="naive")
+SGD = Training(seq_len=16, global_batch_size=8, precision="fp32", framework="builtin", optimizer="sgd")
+NAIVE = Training(seq_len=16, global_batch_size=8, precision="fp32", framework="builtin", attention="naive")
 SINGLE = {
     "reference": case(),
     "two sequences a microbatch": case(micro_batch_size=2),
@@ -70,6 +74,7 @@ SINGLE = {
     "selective recompute": case(recompute="selective"),
     "variant": case(VARIANT),
     "sgd": case(training=SGD),
+    "variant-sgd": case(VARIANT, SGD),
 }
 WORLD_2 = {
     "tp2": case(tp=2),
@@ -99,6 +104,8 @@ WORLD_4 = {
     "pp2 dp2 zero 1": case(pp=2, dp=2, zero_stage=1),
     "pp2 dp2, pipeline fastest": case(pp=2, dp=2, zero_stage=1, rank_order="pp-dp-tp"),
     "sgd tp2 dp2": case(training=SGD, tp=2, dp=2, zero_stage=1),
+    "sgd tp2 dp2 sequence parallel": case(training=SGD, tp=2, dp=2, sequence_parallel=True),
+    "variant-sgd tp4 sequence parallel": case(VARIANT, SGD, tp=4, sequence_parallel=True),
 }
 WORLD_8 = {
     "tp2 pp2 dp2 1f1b zero 0": case(tp=2, pp=2, dp=2),
@@ -116,11 +123,23 @@ WORLD_8 = {
 WORLDS = {1: SINGLE, 2: WORLD_2, 4: WORLD_4, 8: WORLD_8}
 
 
-def run_world(world_size: int, folder: Path) -> dict[str, list[list[float]]]:
-    """The loss curves that the last stage's ranks of each case report."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What every layout of one world size gave."""
+
+    size: int
+    cases: dict[str, dict[str, Any]]
+    losses: dict[str, list[list[float]]]
+    """By case: the curve of each rank of the last stage."""
+    weights: list[dict[str, dict[str, torch.Tensor]]]
+    """By rank and case: the rank's weights after the last step; sgd's cases only."""
+
+
+def run_world(size: int, folder: Path) -> World:
+    """One torchrun over all cases of a world size."""
     cases = folder / "cases.json"
-    cases.write_text(json.dumps(WORLDS[world_size]))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    cases.write_text(json.dumps(WORLDS[size]))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     done = subprocess.run(
         [*launch, str(DRIVER), str(cases), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -130,51 +149,75 @@ def run_world(world_size: int, folder: Path) -> dict[str, list[list[float]]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
-    return {name: [rank[name] for rank in ranks if rank[name] is not None] for name in WORLDS[world_size]}
+    ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
+    losses = {name: [rank[name] for rank in ranks if rank[name] is not None] for name in WORLDS[size]}
+    weights = [torch.load(folder / f"rank-{rank}.pt") for rank in range(size)]
+    return World(size=size, cases=WORLDS[size], losses=losses, weights=weights)
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """Loss curves of a single process."""
-    return {name: curves[0] for name, curves in run_world(1, tmp_path_factory.mktemp("single")).items()}
+def single(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A single process."""
+    return run_world(1, tmp_path_factory.mktemp("single"))
 
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
-    """Loss curves of every layout of one world size."""
-    return request.param, run_world(request.param, tmp_path_factory.mktemp(f"world-{request.param}"))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Every layout of one world size."""
+    return run_world(request.param, tmp_path_factory.mktemp(f"world-{request.param}"))
 
 
-def reference_of(name: str, single: dict[str, list[float]]) -> list[float]:
-    """The single process's curve of the same model and optimizer."""
+def reference_of(name: str) -> str:
+    """The single process's case of the same model and optimizer."""
     kind = name.split()[0]
-    return single[kind if kind in ("variant", "sgd") else "reference"]
+    return kind if kind in ("variant", "sgd", "variant-sgd") else "reference"
 
 
-def test_recompute_microbatch_size_and_attention_change_no_loss(single: dict[str, list[float]]) -> None:
-    for name in set(SINGLE) - {"variant", "sgd"}:
-        assert single[name] == pytest.approx(single["reference"], abs=TOLERANCE), name
+def whole_weights(world: World, name: str) -> dict[str, torch.Tensor]:
+    """The weights of one case put together from the shards of replica 0, after a look that all replicas agree."""
+    layout = Layout(**world.cases[name]["layout"])
+    model = ModelSpec(**world.cases[name]["model"])
+    declared = stage_weights(model, range(model.num_layers), True, True, layout.tp, layout.sequence_parallel)
+    whole = {}
+    for weight in declared:
+        parts: dict[int, torch.Tensor] = {}
+        for rank in range(world.size):
+            part, at = world.weights[rank][name].get(weight.name), coordinates(layout, rank).tp
+            if part is not None:
+                assert torch.equal(parts.setdefault(at, part), part), (name, weight.name, rank)
+        shards = [parts[at] for at in range(layout.tp)]
+        if weight.shard_dim is None:
+            assert all(torch.equal(shard, shards[0]) for shard in shards), (name, weight.name)
+        whole[weight.name] = shards[0] if weight.shard_dim is None else torch.cat(shards, weight.shard_dim)
+    return whole
 
 
-def test_the_loss_falls(single: dict[str, list[float]]) -> None:
-    for name, curve in single.items():
+def test_recompute_microbatch_size_and_attention_change_no_loss(single: World) -> None:
+    for name in single.losses:
+        if reference_of(name) == "reference":
+            assert single.losses[name][0] == pytest.approx(single.losses["reference"][0], abs=TOLERANCE), name
+
+
+def test_the_loss_falls(single: World) -> None:
+    for name, (curve,) in single.losses.items():
         assert curve[-1] < curve[0] - 0.01, name
 
 
-def test_losses_of_every_layout_equal_a_single_process(
-    world: tuple[int, dict[str, list[list[float]]]], single: dict[str, list[float]]
-) -> None:
-    world_size, results = world
-    for name, curves in results.items():
-        layout = WORLDS[world_size][name]["layout"]
+def test_losses_of_every_layout_equal_a_single_process(world: World, single: World) -> None:
+    for name, curves in world.losses.items():
+        layout = world.cases[name]["layout"]
         assert len(curves) == layout["tp"] * layout["dp"], name
         mean = [sum(step) / len(step) for step in zip(*curves, strict=True)]
-        assert mean == pytest.approx(reference_of(name, single), abs=TOLERANCE), name
+        assert mean == pytest.approx(single.losses[reference_of(name)][0], abs=TOLERANCE), name
 
 
-def test_ranks_of_one_replica_report_one_loss(world: tuple[int, dict[str, list[list[float]]]]) -> None:
-    world_size, results = world
-    for name, curves in results.items():
-        layout = WORLDS[world_size][name]["layout"]
-        assert len({tuple(curve) for curve in curves}) <= layout["dp"], name
+def test_ranks_of_one_replica_report_one_loss(world: World) -> None:
+    for name, curves in world.losses.items():
+        assert len({tuple(curve) for curve in curves}) <= world.cases[name]["layout"]["dp"], name
+
+
+def test_every_weight_after_training_equals_a_single_processs(world: World, single: World) -> None:
+    for name in world.weights[0]:
+        ours, theirs = whole_weights(world, name), single.weights[0][reference_of(name)]
+        for weight, value in ours.items():
+            assert torch.allclose(value, theirs[weight], atol=1e-6, rtol=1e-6), (name, weight)

@@ -51,9 +51,9 @@ class Trainer:
             sequence_parallel=layout.sequence_parallel,
             probe=place.probe,
         )
-        stage, weights = build_stage(model, training, layout, place, self._tp)
+        stage, self.weights = build_stage(model, training, layout, place, self._tp)
         self.optimizer = ShardedOptimizer(
-            weights,
+            self.weights,
             kind=training.optimizer,
             state_dtype=DTYPES[training.optimizer_states],
             zero_stage=layout.zero_stage,
