@@ -21,9 +21,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from tpdpdash.telemetry.process import boot_id, peak_resident_bytes, resident_bytes, start_time_s
 from tpdpdash.telemetry.record import COLLECTIVE_PHASES, MAX_ACTIONS, PHASES, RUN_DIR_VARIABLE, RecordWriter, rank_file
@@ -32,6 +33,14 @@ HEARTBEAT_S = 1.0
 MAX_TRACEBACK_CHARS = 20_000
 _OTHER = PHASES.index("other")
 _OUTSIDE = len(PHASES)  # the slot of time in no region: unattributed, never written
+
+
+class Timed(Protocol):
+    """What `with` takes: a region or an action. Not an abstract base class: those cost a dictionary an object."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class _Region:
@@ -147,11 +156,11 @@ class Step:
         "_probe",
         "_regions_start",
         "_start",
-        "_t",
         "loss",
         "memory_bytes",
         "peak_memory_bytes",
         "step",
+        "t",
         "tokens",
     )
 
@@ -171,14 +180,14 @@ class Step:
         state = self._probe._state
         if state.step is None:
             self._probe.event("first_step")
-        self._t = time.time()
+        self.t = time.time()
         self._cpu_start = time.process_time()
         self._regions_start = state.num_regions
         state.step = self.step
         state.in_step = True
         state.seconds = [0.0] * (len(PHASES) + 1)
         self._start = state.since = state.clock()
-        self._probe._begin_actions(self.step, self._start)
+        self._probe._begin_step(self, self._start)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
@@ -195,11 +204,9 @@ class Step:
         on_cpu = self._probe.device.startswith("cpu")
         memory = resident_bytes() if self.memory_bytes is None and on_cpu else self.memory_bytes
         peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else self.peak_memory_bytes
-        phase_s = {name: round(spent, 7) for name, spent in zip(PHASES, seconds, strict=False) if spent > 0}
         return {
             "step": self.step,
-            "step_s": round(step_s, 7),
-            "phase_s": phase_s,
+            **time_fields(step_s, seconds),
             "tokens": self.tokens,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
             "loss_is_finite": self.loss is None or math.isfinite(self.loss),
@@ -208,6 +215,12 @@ class Step:
             "cpu_s": round(time.process_time() - self._cpu_start, 6),
             "regions": self._probe._state.num_regions - self._regions_start,
         }
+
+
+def time_fields(step_s: float, seconds: Sequence[float]) -> dict[str, object]:
+    """step_s and phase_s of a step record; phases that took no time are left out."""
+    phase_s = {name: round(spent, 7) for name, spent in zip(PHASES, seconds, strict=False) if spent > 0}
+    return {"step_s": round(step_s, 7), "phase_s": phase_s}
 
 
 class Probe:
@@ -234,10 +247,11 @@ class Probe:
         self._hello: dict[str, object] = {"local_rank": local_rank, "world_size": world_size}
         self._hello |= {"coords": dict(coords or {}), "backend": backend, "device": device}
         self._state = _State(clock)
-        self._regions: dict[tuple[str, str], _Region] = {}
+        self._regions: dict[tuple[str, str], Timed] = {}
         self._timeline_every = timeline_every
         self._actions: list[list[object]] | None = None
         self._origin = 0.0
+        self._region_cost_s = self._measure_region_cost_s()
         self._writer = RecordWriter(None if folder is None else rank_file(Path(folder), rank), rank)
         self.hello()
         self._stopped = threading.Event()
@@ -273,7 +287,7 @@ class Probe:
         self._hello |= changes
         self.device = str(self._hello["device"])
         who = {"pid": os.getpid(), "start_time": start_time_s(os.getpid()), "host": socket.gethostname()}
-        self._writer.write("hello", {**who, "boot_id": boot_id(), **self._hello, "region_cost_s": cost_per_region_s()})
+        self._writer.write("hello", {**who, "boot_id": boot_id(), **self._hello, "region_cost_s": self._region_cost_s})
 
     def event(self, name: str) -> None:
         """Tell that something began: importing, connecting, building, first_step, checkpoint, …"""
@@ -287,7 +301,7 @@ class Probe:
         text = "".join(lines)[-MAX_TRACEBACK_CHARS:]
         self._writer.write("event", {**fields, "error": lines[-1].strip()[:1000], "traceback": text})
 
-    def phase(self, name: str, collective: str = "") -> _Region:
+    def phase(self, name: str, collective: str = "") -> Timed:
         """A region; enter it with `with`. `collective` says what runs in it (all_reduce, …): told after a hang."""
         region = self._regions.get((name, collective))
         if region is None:
@@ -296,7 +310,7 @@ class Probe:
             region = self._regions[name, collective] = self._new_region(index, label)
         return region
 
-    def action(self, kind: str, stage: int, microbatch: int) -> Action | _NoAction:
+    def action(self, kind: str, stage: int, microbatch: int) -> Timed:
         """One pipeline action ("F" or "B"); kept on sampled steps only."""
         actions = self._actions
         if actions is None or len(actions) >= MAX_ACTIONS:
@@ -309,6 +323,7 @@ class Probe:
 
     def close(self) -> None:
         """Tell that the script has finished, and stop the heartbeat."""
+        self._flush()
         self.event("finished")
         self._stopped.set()
         if self._heartbeat is not None:
@@ -320,6 +335,24 @@ class Probe:
         """Records that could not be written so far."""
         return self._writer.lost_records
 
+    def _flush(self) -> None:
+        """Write what is not written yet; nothing is, where times are known at once."""
+
+    def _measure_region_cost_s(self, repeats: int = 200) -> float:
+        """Seconds that one region costs here: the best of five short loops.
+
+        regions · cost / step_s bounds the probe's share of a step, without a second run to compare with.
+        """
+        before, best = self._state.num_regions, math.inf
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                with self.phase("other"):
+                    continue
+            best = min(best, time.perf_counter() - start)
+        self._state.num_regions = before
+        return round(best / repeats, 9)
+
     def _chain_excepthook(self) -> None:
         """Note an uncaught exception at the moment it ends the script: peers fail within milliseconds of it."""
         before = sys.excepthook
@@ -330,19 +363,22 @@ class Probe:
 
         sys.excepthook = noting
 
-    def _new_region(self, phase: int, collective: str | None) -> _Region:
+    def _new_region(self, phase: int, collective: str | None) -> Timed:
         return _Region(self._state, phase, collective)
 
-    def _begin_actions(self, step: int, origin: float) -> None:
-        is_sampled = step >= 2 and (step - 2) % self._timeline_every == 0
+    def _begin_step(self, step: Step, origin: float) -> None:
+        is_sampled = step.step >= 2 and (step.step - 2) % self._timeline_every == 0
         self._actions = [] if is_sampled else None
         self._origin = origin
 
     def _write_step(self, step: Step, step_s: float, seconds: list[float]) -> None:
-        self._writer.write("step", step.fields(step_s, seconds), t=step._t)
-        if self._actions:
-            self._writer.write("timeline", {"step": step.step, "actions": self._actions}, t=step._t)
+        self._write_records(step, step.fields(step_s, seconds), self._actions)
         self._actions = None
+
+    def _write_records(self, step: Step, fields: Mapping[str, object], actions: list[list[object]] | None) -> None:
+        self._writer.write("step", fields, t=step.t)
+        if actions:
+            self._writer.write("timeline", {"step": step.step, "actions": actions}, t=step.t)
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
@@ -357,19 +393,3 @@ class Probe:
                     "regions": state.num_regions,
                 },
             )
-
-
-def cost_per_region_s(repeats: int = 200) -> float:
-    """Seconds that entering and leaving one region costs here: the smallest of five short loops.
-
-    regions · cost / step_s is the probe's share of a step, a bound that needs no second run.
-    """
-    region = _Region(_State(time.perf_counter), 0, None)
-    best = math.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(repeats):
-            with region:
-                continue
-        best = min(best, time.perf_counter() - start)
-    return round(best / repeats, 9)
