@@ -23,6 +23,11 @@ ATTENTION_KINDS = frozenset(
 )
 """Kinds of layer that have the same parameters; state-space and linear attention have others."""
 
+NULL_MEANS_NONE = frozenset({"q_lora_rank", "num_shared_experts", "shared_expert_ffn_hidden_size"})
+"""Numbers whose null says that the part is absent."""
+NULL_FOLLOWS = frozenset({"num_kv_heads", "head_dim"})
+"""Numbers whose null says that they follow from others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadModel:
@@ -71,8 +76,12 @@ def _read_rule(reading: _Reading, name: str, rule: Rule) -> None:
         value = rule.default if rule.default is not None else size
         if value is not None and not isinstance(value, bool):
             reading.notices.append(Fault(code="default_assumed", field=section.label(key), value=value))
-    elif value is None and rule.default is not None and name not in {"num_kv_heads", "head_dim"}:
-        value = False if isinstance(rule.default, bool) else 0
+    elif value is None and isinstance(rule.default, bool):
+        value = False
+    elif value is None and name in NULL_MEANS_NONE:
+        value = 0
+    elif value is None and rule.default is not None and name not in NULL_FOLLOWS:
+        reading.faults.append(Fault(code="missing", field=section.label(key)))
     if rule.is_switch and isinstance(value, bool):
         value = rule.when_true if value else rule.when_false
     elif rule.is_switch:
@@ -115,7 +124,8 @@ def _place_experts(reading: _Reading) -> None:
     """Which layers route to experts; a model without experts keeps none of their fields."""
     values, name = reading.values, reading.family.moe_layers
     layers = reading.whole("num_layers")
-    if values.get("num_experts") in (0, None):
+    experts = values.get("num_experts")
+    if experts is None or (type(experts) is int and experts == 0):
         for part in ("num_experts", "num_experts_per_token", "moe_ffn_hidden_size", "shared_expert_ffn_hidden_size"):
             values.pop(part, None)
         values |= {"first_k_dense_layers": 0, "shared_expert_gate": False, "router_bias": False}

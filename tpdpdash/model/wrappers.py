@@ -98,14 +98,12 @@ def decoder_section(config: Mapping[str, object], file: str) -> tuple[Section, l
             raise InvalidInputError([Fault(code="missing", field=f"{file}: {key}.model_type")])
         table["model_type"] = wrapper.decoder
     notices = [_left_out(f"{file}: {key}", config)]
-    tie = _tie(config, inner)
+    tie, own = _tie(config, inner), inner.get(_TIE)
     if tie is not None:
         table[_TIE] = tie
-        if inner.get(_TIE, tie) != tie:
-            values = {"used": tie}
-            notices.append(
-                Fault(code="wrapper_decides", field=f"{file}: {key}.{_TIE}", value=inner[_TIE], values=values)
-            )
+    if tie is not None and own is not None and own != tie:
+        values = {"used": tie}
+        notices.append(Fault(code="wrapper_decides", field=f"{file}: {key}.{_TIE}", value=own, values=values))
     return Section(table=table, file=file, prefix=f"{key}."), notices
 
 

@@ -158,6 +158,22 @@ def test_null_key_value_heads_mean_as_many_as_heads() -> None:
     assert read_llama(num_key_value_heads=None).spec.num_kv_heads == 32
 
 
+@pytest.mark.parametrize(
+    ("experts", "code"),
+    [(False, "not_whole_number"), (None, "missing"), (0.0, "not_whole_number"), (-1, "out_of_range")],
+)
+def test_experts_that_are_no_number_do_not_make_a_model_dense(experts: object, code: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        read_llama(model_type="mixtral", num_key_value_heads=8, num_local_experts=experts)
+    assert (code, "config.json: num_local_experts") in {(fault.code, fault.field) for fault in caught.value.faults}
+
+
+def test_a_null_rank_means_that_queries_are_not_compressed() -> None:
+    config = json.loads((GOLDEN / "hf_configs" / "deepseek-v2-lite.json").read_text("utf-8"))
+    assert config["q_lora_rank"] is None
+    assert read_config_table(config, "config.json").spec.q_lora_rank == 0
+
+
 def test_a_class_default_that_is_used_is_said() -> None:
     model = read_config_table({**LLAMA, "model_type": "mistral"}, "config.json")
     assert model.spec.num_kv_heads == 8
@@ -240,3 +256,21 @@ def test_the_class_name_stands_in_for_an_absent_model_type() -> None:
     assert model.notices[0].code == "decoder_assumed"
     with pytest.raises(InvalidInputError):
         read_config_table({**config, "architectures": ["ViTForImageClassification"]}, "config.json")
+
+
+HOSTILE = [None, True, -1, 0, 1.5, 10**30, float("nan"), float("inf"), "", "7", "\ud800", [], [None], {}, {"a": []}]
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "hf_configs").glob("*.json")), ids=lambda path: path.stem)
+def test_any_hostile_value_under_any_key_is_read_or_refused_with_faults_in_words(path: Path) -> None:
+    config = json.loads(path.read_text("utf-8"))
+    for key in config:
+        for value in HOSTILE:
+            try:
+                model = read_config_table({**config, key: value}, "config.json")
+            except InvalidInputError as error:
+                lines = fault_lines(error.faults)
+            else:
+                lines = fault_lines(model.notices)
+                assert parameter_counts(model.spec).total > 0
+            assert all(line.isprintable() for line in lines)
