@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tpdpdash.model.spec import ModelSpec
 
 MAX_VOCAB_SIZE = 1024
@@ -19,8 +17,10 @@ def shrink_model(model: ModelSpec, *, tp: int, pp: int) -> ModelSpec:
     kv_heads, heads = _heads(model, tp)
     head_dim = max(2, min(model.query_head_dim, MAX_HEAD_DIM) // 2 * 2)
     hidden_size = heads * head_dim
-    return replace(
-        model,
+    # Every field that is not named takes ModelSpec's default, which is what worker.transformer builds: rotary
+    # positions, two RMSNorms a layer, a gated MLP, no experts, no latent attention.
+    return ModelSpec(
+        name=model.name,
         num_layers=pp * max(1, min(MAX_LAYERS_PER_STAGE, model.num_layers // pp)),
         hidden_size=hidden_size,
         num_attention_heads=heads,
@@ -29,38 +29,9 @@ def shrink_model(model: ModelSpec, *, tp: int, pp: int) -> ModelSpec:
         ffn_hidden_size=_ffn_hidden_size(model, hidden_size, tp),
         vocab_size=max(tp, min(model.vocab_size, MAX_VOCAB_SIZE) // tp * tp),
         tied_embeddings=model.tied_embeddings and pp == 1,
+        qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm if model.qk_norm in ("none", "head") else "head",
-        source="",
-        **_PLAIN,  # type: ignore[arg-type]
     )
-
-
-_PLAIN: dict[str, object] = {
-    # rotary positions, two RMSNorms, a gated MLP, no bias on the outputs
-    "gated_mlp": True,
-    "position_embedding_size": 0,
-    "norm": "rmsnorm",
-    "norms_per_layer": 2,
-    "attention_output_bias": False,
-    "mlp_bias": False,
-    "lm_head_bias": False,
-    # dense
-    "num_experts": 0,
-    "num_experts_per_token": 0,
-    "moe_ffn_hidden_size": 0,
-    "shared_expert_ffn_hidden_size": 0,
-    "first_k_dense_layers": 0,
-    "moe_layer_interval": 1,
-    # ordinary attention
-    "kv_lora_rank": 0,
-    "q_lora_rank": 0,
-    "qk_nope_head_dim": 0,
-    "qk_rope_head_dim": 0,
-    "v_head_dim": 0,
-    "extra_parameters_per_layer": 0,
-    "extra_parameters": 0,
-}
-"""What worker.transformer builds, whatever was asked (layout.builtin_rules refuses the rest)."""
 
 
 def _heads(model: ModelSpec, tp: int) -> tuple[int, int]:

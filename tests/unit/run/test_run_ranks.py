@@ -1,0 +1,103 @@
+"""What the supervisor makes of the ranks' telemetry and error files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tpdpdash.run.folder import RunFolder, new_run_folder
+from tpdpdash.run.ranks import Ranks
+from tpdpdash.telemetry.record import RecordWriter, rank_file
+
+
+def tell(folder: RunFolder, rank: int, *records: tuple[str, dict[str, object]]) -> None:
+    writer = RecordWriter(rank_file(folder.path, rank), rank)
+    for kind, fields in records:
+        writer.write(kind, fields)
+    writer.close()
+
+
+def hello(pid: int = 2**22 - 1, start_time: float = 1.0) -> tuple[str, dict[str, object]]:
+    who = {"pid": pid, "start_time": start_time, "host": "a", "world_size": 2, "local_rank": 0, "coords": {}}
+    return "hello", who
+
+
+def event(name: str, **more: object) -> tuple[str, dict[str, object]]:
+    return "event", {"name": name, **more}
+
+
+STEP = ("step", {"step": 1, "step_s": 0.5, "phase_s": {"forward": 0.4}})
+
+
+def test_the_phase_of_a_run_is_that_of_its_slowest_rank(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    ranks = Ranks(folder, 2)
+    tell(folder, 0, hello(), event("importing"))
+    ranks.update()
+    assert (ranks.phase, ranks.by_phase()) == ("starting", {"starting": 1, "importing": 1})
+    tell(folder, 1, hello(), event("importing"), event("connecting"))
+    ranks.update()
+    assert (ranks.have_all_reported, ranks.phase) == (True, "importing")
+    tell(folder, 0, event("building"), event("first_step"), STEP)
+    tell(folder, 1, event("building"), event("checkpoint"))
+    ranks.update()
+    assert (ranks.phase, ranks.by_phase(), ranks.last_step) == ("building", {"building": 1, "running": 1}, 1)
+
+
+def test_a_hello_that_names_a_process_of_another_program_is_never_watched_or_signalled(runs_root: Path) -> None:
+    """This test's own pid and start time are right, but it does not carry the run's id."""
+    from tpdpdash.telemetry.process import start_time_s
+
+    folder = new_run_folder(runs_root, "x")
+    tell(folder, 0, hello(os.getpid(), start_time_s(os.getpid()) or 0.0))
+    tell(folder, 1, hello())
+    ranks = Ranks(folder, 2)
+    ranks.update()
+    assert (ranks.processes(), ranks.death_watches()) == ([], [])
+
+
+def test_bad_lines_are_counted_and_the_rest_is_used(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    rank_file(folder.path, 0).write_bytes(b"{half\n\0\n")
+    tell(folder, 0, hello(), STEP)
+    ranks = Ranks(folder, 1)
+    ranks.update()
+    assert (dict(ranks.bad_lines), ranks.last_step) == ({"not_json": 2}, 1)
+
+
+def test_an_end_is_put_together_from_report_error_file_and_stderr(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    folder.agent_log.write_text(
+        "".join(
+            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {100 + rank})\n"
+            for rank, code in enumerate((1, 1, 1, -11))
+        )
+    )
+    outputs = folder.logs / "id_x" / "attempt_0"
+    for rank in range(4):
+        (outputs / str(rank)).mkdir(parents=True)
+    tell(folder, 0, hello(), event("error", error="ValueError: told", traceback="told at once"))
+    message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "the stack", "timestamp": "1796036661"}}
+    (outputs / "1" / "error.json").write_text(json.dumps({"message": message}))
+    (outputs / "2" / "stderr.log").write_text("Traceback (most recent call last):\n  File 'x'\nTypeError: printed\n")
+    (outputs / "3" / "stderr.log").write_text("Fatal Python error: Segmentation fault\n")
+    ranks = Ranks(folder, 4)
+    ranks.update()
+    told, recorded, printed, crashed = ranks.ends()
+    assert (told.error, told.traceback) == ("ValueError: told", "told at once")
+    assert (recorded.error, recorded.traceback, recorded.error_t) == ("KeyError: 1", "the stack", 1796036662.0)
+    assert printed.error == "TypeError: printed"
+    assert (crashed.error, crashed.signal_name) == (None, "SIGSEGV")
+    assert crashed.traceback == "Fatal Python error: Segmentation fault"
+
+
+def test_a_damaged_error_file_does_not_hide_the_stderr(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    folder.agent_log.write_text("  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 100)\n")
+    outputs = folder.logs / "id_x" / "attempt_0" / "0"
+    outputs.mkdir(parents=True)
+    (outputs / "error.json").write_text('{"message": {"mess')
+    (outputs / "stderr.log").write_text("Traceback (most recent call last):\n  File 'x'\nTypeError: printed\n")
+    (end,) = Ranks(folder, 1).ends()
+    assert end.error == "TypeError: printed"
