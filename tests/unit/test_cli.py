@@ -1,0 +1,192 @@
+"""The command line as a program sees it: stdout the answer, stderr one line a fault, exit status 0, 1 or 2."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from tpdpdash import cli
+
+GPT3 = """
+[model]
+preset = "gpt3-175b"
+[cluster]
+device = "A100-SXM4-80GB"
+nodes = 128
+[training]
+seq_len = 2048
+global_batch_size = 1536
+tokens = 300e9
+[layout]
+tp = 8
+"""
+
+
+@dataclass
+class Answer:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self):
+        """stdout as the JSON that it must be."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def tpdpdash(monkeypatch, capsys):
+    """Run the console script's entry in this process."""
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["tpdpdash", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Answer(status=ended.value.code or 0, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Write a Job file."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_groups_are_those_of_the_sixteen_device_example(tpdpdash):
+    answer = tpdpdash("groups", "--world-size", "16", "--tp", "2", "--json")
+    assert answer.status == 0
+    assert answer.document["tp"] == [[r, r + 1] for r in range(0, 16, 2)]
+    assert answer.document["dp"] == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+
+
+def test_groups_for_people_name_the_order(tpdpdash):
+    answer = tpdpdash("groups", "--world-size", "8", "--tp", "4", "--cp", "2")
+    assert "tp-cp-ep-dp-pp" in answer.out
+    assert "cp: [0,4] [1,5] [2,6] [3,7]" in answer.out
+
+
+def test_a_world_that_does_not_divide_is_one_line_on_stderr(tpdpdash):
+    answer = tpdpdash("groups", "--world-size", "16", "--tp", "3", "--json")
+    assert (answer.status, answer.out) == (2, "")
+    assert len(answer.err.splitlines()) == 1
+    assert "layout.tp is 3" in answer.err
+
+
+def test_model_gives_exact_counts(tpdpdash):
+    document = tpdpdash("model", "llama-3-8b", "--json").document
+    assert document["parameters"] == 8_030_261_248
+    assert document["embedding_parameters"] == 525_336_576
+    assert document["active_parameters"] == 8_030_261_248
+    assert document["supported"] is True
+
+
+def test_an_unsupported_model_says_so_and_is_bad_input(tpdpdash, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "hidden_size": 768}')
+    answer = tpdpdash("model", str(tmp_path), "--json")
+    assert answer.status == 2
+    assert answer.document["supported"] is False
+    assert answer.document["parameters"] is None
+    assert "vit" in answer.err
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "llama-3-8c", "", "a\nb"])
+def test_a_name_that_is_no_model_is_bad_input(tpdpdash, name):
+    answer = tpdpdash("model", name, "--json")
+    assert (answer.status, answer.out) == (2, "")
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_estimate_follows_the_contract(tpdpdash, job):
+    answer = tpdpdash("estimate", job(GPT3 + "pp = 8\n"), "--json")
+    assert answer.status == 0
+    document = answer.document
+    assert document["fits"] is True
+    assert document["reasons"] == []
+    assert document["layout"]["dp"] == 16
+    assert document["layout"]["layers_per_stage"] == [12] * 8
+    stages = document["memory"]["stages"]
+    assert [stage["stage"] for stage in stages] == list(range(8))
+    for stage in stages:
+        parts = [value for key, value in stage.items() if key.endswith("_bytes") and key != "total_bytes"]
+        assert sum(parts) == pytest.approx(stage["total_bytes"])
+    assert document["memory"]["peak_bytes"] == pytest.approx(max(stage["total_bytes"] for stage in stages))
+    time = document["time"]
+    assert sum(time["parts"].values()) == pytest.approx(time["step_s"], rel=1e-12)
+    assert time["error_frac"] is None
+    assert document["budget"]["days"] > 0
+    assert document["budget"]["cost"] is None, "no price was given"
+
+
+def test_an_estimate_that_does_not_fit_is_exit_1_with_its_reason(tpdpdash, job):
+    answer = tpdpdash("estimate", job(GPT3.replace("nodes = 128", "nodes = 1") + "pp = 1\n"), "--json")
+    assert answer.status == 1
+    assert answer.document["fits"] is False
+    assert answer.document["reasons"] == ["out_of_memory"]
+
+
+def test_an_illegal_layout_names_every_fault_and_the_nearest_values(tpdpdash, job):
+    answer = tpdpdash("estimate", job(GPT3.replace("tp = 8", "tp = 64\npp = 16\nmicro_batch_size = 7")), "--json")
+    assert (answer.status, answer.out) == (2, "")
+    assert any(line.startswith("layout.tp is 64") for line in answer.err.splitlines())
+    assert any("global_batch_size" in line for line in answer.err.splitlines())
+
+
+def test_plan_lists_feasible_layouts_best_first(tpdpdash, job):
+    answer = tpdpdash("plan", job(GPT3), "--top", "7", "--json")
+    assert answer.status == 0
+    document = answer.document
+    assert len(document["layouts"]) == 7
+    speeds = [layout["throughput"]["tokens_per_s"] for layout in document["layouts"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(layout["fits"] and layout["layout"]["tp"] == 8 for layout in document["layouts"])
+    search = document["search"]
+    assert search["considered"] == search["feasible"] + sum(document["refused"].values())
+
+
+def test_a_plan_in_which_nothing_fits_is_exit_1_with_an_empty_list(tpdpdash, job):
+    answer = tpdpdash("plan", job(GPT3.replace("nodes = 128", "nodes = 1")), "--json")
+    assert answer.status == 1
+    assert answer.document["layouts"] == []
+    assert answer.document["search"]["feasible"] == 0
+    assert answer.document["refused"]["out_of_memory"] > 0
+
+
+def test_lines_for_people_come_from_the_same_figures(tpdpdash, job):
+    text = GPT3 + "pp = 8\n"
+    figures = tpdpdash("estimate", job(text), "--json").document
+    lines = tpdpdash("estimate", job(text)).out
+    assert f"{figures['throughput']['mfu'] * 100:.1f} %" in lines
+    assert "TP 8 × CP 1 × PP 8 × DP 16 = 1024" in lines
+
+
+def test_an_empty_history_and_unknown_runs(tpdpdash, monkeypatch, tmp_path):
+    monkeypatch.setenv("TPDPDASH_RUNS", str(tmp_path))
+    assert tpdpdash("runs", "--json").document == []
+    for name in ("nothing", "../..", "x" * 300):
+        answer = tpdpdash("show", name, "--json")
+        assert (answer.status, answer.out) == (2, "")
+
+
+def test_the_module_is_the_console_script():
+    command = [sys.executable, "-m", "tpdpdash", "groups", "--world-size", "2", "--tp", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["tp"] == [[0, 1]]
+    assert done.stderr == ""
+
+
+def test_devices_answers_on_any_machine(tpdpdash):
+    document = tpdpdash("devices", "--json").document
+    assert document["host"]["cores"] >= 1
+    assert isinstance(document["devices"], list)
