@@ -1,0 +1,142 @@
+"""The step of one layout as bars for the timeline chart: actions, messages and optimizer, microbatches in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from streamlit.delta_generator import DeltaGenerator
+
+from tpdpdash.charts.palette import PHASE_ORDER
+from tpdpdash.charts.timeline import Window, window_of
+from tpdpdash.cost.result import Estimate
+from tpdpdash.layout.layout import Layout
+from tpdpdash.schedule.actions import schedule_actions
+from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline, simulate
+from tpdpdash.text import t
+from tpdpdash.units import format_count, format_memory
+
+SCHEDULE_NAMES = {"none": "one stage", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
+MAX_ACTIONS = 40_000
+"""Actions that are simulated for a page; beyond it the same schedule is drawn with fewer microbatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnStep:
+    """A step as the chart takes it."""
+
+    bars: pd.DataFrame
+    """Columns lane, kind, label, start_s, end_s."""
+    total_s: float
+    """End of the step."""
+    pipeline_end_s: float
+    """Where the pipeline ends, and with it the bubble."""
+    in_flight: pd.DataFrame
+    """Columns t_s, count: microbatches whose activations the first stage keeps."""
+    in_flight_note: str
+    """The most of them, in words."""
+    phases: tuple[str, ...]
+    """Phases that occur, in stack order: the legend."""
+    num_microbatches: int
+    """Microbatches that are drawn."""
+
+
+def drawn_microbatches(layout: Layout, num_microbatches: int) -> int:
+    """Microbatches that a page can simulate: all, or whole groups of pp up to MAX_ACTIONS actions."""
+    per_microbatch = 2 * layout.pp * layout.num_model_chunks
+    if num_microbatches * per_microbatch <= MAX_ACTIONS:
+        return num_microbatches
+    group = max(layout.microbatch_group_size_per_vp_stage, layout.pp)
+    return max(group, MAX_ACTIONS // per_microbatch // group * group)
+
+
+def draw(estimate: Estimate) -> DrawnStep:
+    """The schedule of an estimate with its own stage times, then what follows the pipeline."""
+    layout = estimate.layout
+    microbatches = drawn_microbatches(layout, estimate.num_microbatches)
+    actions = schedule_actions(
+        "1f1b" if layout.schedule == "none" else layout.schedule,
+        layout.pp,
+        microbatches,
+        layout.num_model_chunks,
+        layout.microbatch_group_size_per_vp_stage if layout.schedule == "interleaved" else None,
+    )
+    forward = [stage.forward_s for stage in estimate.stages]
+    backward = [stage.backward_s for stage in estimate.stages]
+    ran = simulate(actions, forward, backward)
+    bars, end = _bars(ran, layout.pp, estimate)
+    flight = _in_flight(ran, layout.num_model_chunks)
+    most = float(flight["count"].max())
+    present = set(bars["kind"]) | ({"bubble"} if layout.pp > 1 else set())
+    return DrawnStep(
+        bars=bars,
+        total_s=end,
+        pipeline_end_s=ran.total_s,
+        in_flight=flight,
+        in_flight_note=t(
+            "{count} in flight at most, {bytes} of activations",
+            count=f"{most:g}",
+            bytes=format_memory(estimate.stages[0].activations_bytes),
+        ),
+        phases=tuple(phase for phase in PHASE_ORDER if phase in present),
+        num_microbatches=microbatches,
+    )
+
+
+def _bars(ran: Timeline, pp: int, estimate: Estimate) -> tuple[pd.DataFrame, float]:
+    """Every action as a bar, then the exposed data parallel messages and the optimizer on every stage."""
+    bars = pd.DataFrame(
+        {
+            "lane": ran.rank,
+            "kind": np.where(ran.kind == FORWARD, "forward", "backward"),
+            "label": ran.microbatch.astype(str),
+            "start_s": ran.start_s,
+            "end_s": ran.start_s + ran.duration_s,
+        }
+    )
+    start = ran.total_s
+    tail = []
+    for kind in ("dp", "optimizer"):
+        took = estimate.parts[f"{kind}_s"]
+        if took > 0:
+            each = {"kind": kind, "label": "", "start_s": start, "end_s": start + took}
+            tail.append(pd.DataFrame([{"lane": lane, **each} for lane in range(pp)]))
+            start += took
+    return pd.concat([bars, *tail], ignore_index=True), start
+
+
+def _in_flight(ran: Timeline, num_model_chunks: int) -> pd.DataFrame:
+    """Microbatches that the first stage keeps: from the start of a forward to the end of its backward."""
+    first = ran.rank == 0
+    forwards, backwards = first & (ran.kind == FORWARD), first & (ran.kind == BACKWARD)
+    times = np.concatenate([ran.start_s[forwards], (ran.start_s + ran.duration_s)[backwards]])
+    change = np.concatenate([np.ones(int(forwards.sum())), -np.ones(int(backwards.sum()))])
+    order = np.lexsort((change, times))
+    counts = np.cumsum(change[order]) / num_model_chunks
+    table = pd.DataFrame({"t_s": times[order], "count": counts})
+    return table.drop_duplicates("t_s", keep="last").reset_index(drop=True)
+
+
+def caption(estimate: Estimate) -> str:
+    """1F1B · 4 stages · 8 microbatches, numbered from 0."""
+    layout = estimate.layout
+    parts = [t(SCHEDULE_NAMES.get(layout.schedule, layout.schedule))]
+    if layout.pp > 1:
+        parts.append(t("{count} stages", count=layout.pp))
+    drawn = drawn_microbatches(layout, estimate.num_microbatches)
+    told = format_count(estimate.num_microbatches)
+    if drawn < estimate.num_microbatches:
+        parts.append(t("drawn with {drawn} of {count} microbatches", drawn=format_count(drawn), count=told))
+    else:
+        parts.append(t("{count} microbatches, numbered from 0", count=told))
+    return " · ".join(parts)
+
+
+def pick_window(drawn: DrawnStep, controls: DeltaGenerator) -> Window:
+    """The part of the step that is drawn; a long step gets a slider over its parts."""
+    window = window_of(drawn.bars, drawn.total_s)
+    if window.num_windows == 1:
+        return window
+    part = controls.slider(t("Part of the step"), 1, window.num_windows, 1, key="timeline-part", width=200)
+    return window_of(drawn.bars, drawn.total_s, index=part - 1)
