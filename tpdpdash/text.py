@@ -115,6 +115,8 @@ FAULT_TEXTS: dict[str, str] = {
     "rank_order_missing_name": "{field} is {value}: it leaves out {token}, whose degree is {degree}",
     "rank_order_pp_not_last": "{field} is {value}: with pp not last, dense and expert layers need the same data "
     "parallel size, but they have {dp} and {expert_dp}; nearest: {nearest}",
+    "rank_order_splits_pipelines": "{field} is {value}: dense layers have pipelines of stride {stride}, experts of "
+    "stride {expert_stride}; nearest: {nearest}",
     "world_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by {product} ({degrees}); "
     "nearest: {nearest}; smallest world size for these degrees: {min_world_size}, next: {nearest_world_size}",
     "dp_not_world": "{field} is {value}: the world size {world_size} over tp·cp·pp = {product} leaves dp {nearest}",

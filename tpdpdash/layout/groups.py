@@ -14,7 +14,7 @@ from tpdpdash.layout.grid import (
     unravel,
 )
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, Layout
-from tpdpdash.layout.world import expert_grid_faults, range_faults, world_faults
+from tpdpdash.layout.world import expert_grid_faults, pipeline_faults, range_faults, world_faults
 
 __all__ = [
     "DENSE_GROUPS",
@@ -95,17 +95,16 @@ def rank_groups(
         raise InvalidInputError(faults)
     faults = world_faults(world_size, tp=tp, cp=cp, pp=pp)
     dp = 1 if faults else world_size // (tp * cp * pp)
-    dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
-    in_order = {**dense, "ep": ep, "tp": max(tp, degrees["etp"])}
-    order_faults = rank_order_faults(order, in_order)
     if not faults:  # a world that tp·cp·pp does not divide would only be told twice
-        checked = "" if order_faults else order
-        faults += expert_grid_faults(world_size, dp=dp, pp=pp, ep=ep, etp=degrees["etp"], order=checked)
-    faults += order_faults
-    if faults:
-        raise InvalidInputError(faults)
-    expert_dp = world_size // (degrees["etp"] * ep * pp)
+        faults = expert_grid_faults(world_size, pp=pp, ep=ep, etp=degrees["etp"])
+    dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
+    expert_dp = max(1, world_size // (degrees["etp"] * ep * pp))
     expert = {"tp": degrees["etp"], "cp": 1, "ep": ep, "dp": expert_dp, "pp": pp}
+    order_faults = rank_order_faults(order, {**dense, "ep": ep, "tp": max(tp, degrees["etp"])})
+    if not faults and not order_faults:
+        faults = pipeline_faults("-".join(complete_rank_order(order)), dense, expert)
+    if faults or order_faults:
+        raise InvalidInputError([*faults, *order_faults])
     return _all_groups(complete_rank_order(order), dense, expert)
 
 

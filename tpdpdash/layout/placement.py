@@ -86,6 +86,16 @@ def crossing_boundaries(columns: LayoutColumns, block_size: int) -> Floats:
     return crossing
 
 
+def strides(columns: LayoutColumns, kind: str, name: str) -> Floats:
+    """Distance in ranks between neighbours along the degree `name` in the grid of `kind`, (n,)."""
+    sizes, _ = _grid(columns, kind)
+    stride = np.ones(len(columns))
+    for rows, order in _by_order(columns):
+        for before in order[: order.index(name)]:
+            stride[rows] *= sizes[before][rows]
+    return stride
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ranks:
     """Consecutive ranks of one grid, until groups and blocks both repeat."""

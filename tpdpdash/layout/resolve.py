@@ -54,8 +54,10 @@ def resolve_layout(
     """
     draft = draft_layout(pins, model, training, world_size)
     faults = {(f.code, f.field): f for f in draft.faults}
+    world_told = any(f.code == "world_not_divisible" for f in draft.faults)
     for fault in check_layout(model, training, cluster, draft.layout):
-        faults.setdefault((fault.code, fault.field), fault)
+        if not (world_told and fault.code == "dp_not_world"):  # one fault of the world, not two
+            faults.setdefault((fault.code, fault.field), fault)
     if faults:
         raise InvalidInputError(faults.values())
     return draft.layout

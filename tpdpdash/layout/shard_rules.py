@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
+from tpdpdash.layout.grid import complete_rank_order
+from tpdpdash.layout.groups import dense_sizes, expert_sizes
+from tpdpdash.layout.placement import strides
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
-from tpdpdash.layout.world import nearest_of
+from tpdpdash.layout.world import nearest_of, pipeline_faults
 from tpdpdash.units import divisors
 
 if TYPE_CHECKING:
@@ -151,18 +154,24 @@ def _explain_expert_grid(_facts: Facts, layout: Layout) -> Explained:
     return Explained(value=layout.ep, values=values)
 
 
-def _pp_not_last(facts: Facts, c: LayoutColumns) -> Flags:
-    if not facts.model.is_moe and facts.framework != "megatron-core":
-        return all_rows(c, False)  # without experts there is no second grid that could disagree
-    ends = np.array([order.endswith("pp") for order in c.rank_orders], np.bool_)
-    return flags(~ends[c.rank_order] & (c.pp > 1) & (c.expert_dp != c.dp))
+def _pp_not_last(_facts: Facts, c: LayoutColumns) -> Flags:
+    return flags((c.pp > 1) & (c.expert_dp != c.dp) & ~_ends_with_pp(c))
 
 
-def _explain_pp_not_last(_facts: Facts, layout: Layout) -> Explained:
-    nearest = "-".join([name for name in layout.rank_order.split("-") if name != "pp"] + ["pp"])
-    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
-    values = {"dp": layout.dp, "expert_dp": expert_dp, "nearest": nearest}
-    return Explained(value=layout.rank_order, values=values)
+def _splits_pipelines(_facts: Facts, c: LayoutColumns) -> Flags:
+    dense, expert = strides(c, "tp", "pp"), strides(c, "ep", "pp")
+    return flags((c.pp > 1) & (c.expert_dp == c.dp) & (dense != expert) & ~_ends_with_pp(c))
+
+
+def _ends_with_pp(c: LayoutColumns) -> Flags:
+    ends = np.array([complete_rank_order(order)[-1] == "pp" for order in c.rank_orders], np.bool_)
+    return flags(ends[c.rank_order])
+
+
+def _explain_order(_facts: Facts, layout: Layout) -> Explained:
+    order = "-".join(complete_rank_order(layout.rank_order))
+    (fault,) = pipeline_faults(order, dense_sizes(layout), expert_sizes(layout))
+    return Explained(value=layout.rank_order, values=fault.values)
 
 
 def _needs_sequence_parallel(facts: Facts, c: LayoutColumns) -> Flags:
@@ -281,8 +290,15 @@ SHARD_RULES: tuple[Rule, ...] = (
         code="rank_order_pp_not_last",
         field="layout.rank_order",
         violated=_pp_not_last,
-        explain=_explain_pp_not_last,
+        explain=_explain_order,
         source="Megatron-LM parallel_state.py: pp-last, or the same data parallel size for dense and expert layers",
+    ),
+    Rule(
+        code="rank_order_splits_pipelines",
+        field="layout.rank_order",
+        violated=_splits_pipelines,
+        explain=_explain_order,
+        source="Megatron-LM parallel_state.py: the same pipeline groups for dense and expert layers",
     ),
     Rule(
         code="experts_need_sequence_parallel",

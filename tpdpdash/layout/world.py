@@ -64,26 +64,43 @@ def _written(degrees: Mapping[str, int]) -> str:
     return f"{names} = {'·'.join(str(d) for d in degrees.values())}"
 
 
-def expert_grid_faults(world_size: int, *, dp: int, pp: int, ep: int, etp: int, order: str) -> list[Fault]:
-    """The expert grid: etp·ep·pp divides the world size; with pp not last in the order, expert-dp must equal dp, for
-    otherwise dense and expert layers had different pipelines. `order` may be empty: then only the first is asked.
-
-    Source: Megatron-LM initialize_model_parallel.
-    """
+def expert_grid_faults(world_size: int, *, pp: int, ep: int, etp: int) -> list[Fault]:
+    """The expert grid: etp·ep·pp divides the world size. Source: Megatron-LM initialize_model_parallel."""
     product = etp * ep * pp
-    if world_size % product:
-        legal = divisors(world_size // pp // etp) if world_size % (pp * etp) == 0 else divisors(world_size // pp)
-        values = {
-            "world_size": world_size,
-            "product": product,
-            "degrees": _written({"etp": etp, "ep": ep, "pp": pp}),
-            "nearest": nearest_of(legal, ep),
-        }
-        field, value = ("layout.ep", ep) if ep > 1 else ("layout.etp", etp)
-        return [Fault(code="expert_grid_not_divisible", field=field, value=value, values=values)]
-    expert_dp = world_size // product
-    if order and pp > 1 and expert_dp != dp and not order.endswith("pp"):
-        nearest = "-".join([name for name in order.split("-") if name != "pp"] + ["pp"])
-        values = {"dp": dp, "expert_dp": expert_dp, "nearest": nearest}
+    if world_size % product == 0:
+        return []
+    legal = divisors(world_size // pp // etp) if world_size % (pp * etp) == 0 else divisors(world_size // pp)
+    values = {
+        "world_size": world_size,
+        "product": product,
+        "degrees": _written({"etp": etp, "ep": ep, "pp": pp}),
+        "nearest": nearest_of(legal, ep),
+    }
+    field, value = ("layout.ep", ep) if ep > 1 else ("layout.etp", etp)
+    return [Fault(code="expert_grid_not_divisible", field=field, value=value, values=values)]
+
+
+def pipeline_faults(order: str, dense: Mapping[str, int], expert: Mapping[str, int]) -> list[Fault]:
+    """Dense and expert layers must have the same pipelines: pp last in the order, or the same data parallel size in
+    both grids and as many ranks before pp. `order` was checked; sizes by the names of ORDER_NAMES.
+
+    Source: Megatron-LM initialize_model_parallel: "When not using pp-last rank ordering, the data parallel size of the
+    attention and moe layers must be the same", "Pipeline parallel groups are expected to be the same".
+    """
+    names = order.split("-")
+    if dense["pp"] == 1 or names[-1] == "pp":
+        return []
+    values: dict[str, object] = {
+        "dp": dense["dp"],
+        "expert_dp": expert["dp"],
+        "nearest": "-".join([*(name for name in names if name != "pp"), "pp"]),
+    }
+    if dense["dp"] != expert["dp"]:
         return [Fault(code="rank_order_pp_not_last", field="layout.rank_order", value=order, values=values)]
-    return []
+    stride, expert_stride = 1, 1
+    for name in names[: names.index("pp")]:
+        stride, expert_stride = stride * dense[name], expert_stride * expert[name]
+    if stride == expert_stride:
+        return []
+    values |= {"stride": stride, "expert_stride": expert_stride}
+    return [Fault(code="rank_order_splits_pipelines", field="layout.rank_order", value=order, values=values)]
