@@ -1,7 +1,7 @@
 """Bytes of activations kept for backward, per token of one layer on one rank.
 
-What autograd saves in a fused implementation (Korthikanti 2022, arXiv:2205.05198 §4; Megatron-Core): the inputs of norms
-and of GEMMs, queries, keys, values and their product, the activation function's input, masks where dropout > 0.
+What autograd saves in a fused implementation (Korthikanti 2022, arXiv:2205.05198 §4; Megatron-Core): the inputs of
+norms and of GEMMs, queries, keys, values and their product, the activation function's input, masks where dropout > 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.arrays import Code, Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import kv_heads_per_rank
 from tpdpdash.cost.states import compute_bytes
@@ -41,7 +42,7 @@ class KeptBytes:
     full: Numeric
     """Only the layer's input."""
 
-    def of(self, recompute: Numeric) -> Numeric:
+    def of(self, recompute: Code) -> Numeric:
         """Bytes under each row's recompute code (index in RECOMPUTES)."""
         partly = np.where(recompute == SELECTIVE, self.selective, self.everything)
         return np.where(recompute == FULL, self.full, partly)
@@ -92,8 +93,8 @@ def mlp_bytes(model: ModelSpec, training: Training, ffn_hidden_size: int, split:
 
 def expert_bytes(model: ModelSpec, training: Training, *, tp: Numeric, etp: Numeric) -> Numeric:
     """MLP part of a mixture-of-experts layer, per token: router, shared experts, and for each of the top-k copies of a
-    token its permuted input and the expert's inner tensors. A rank's experts see tokens · top-k · etp / tp copies, f / etp
-    wide. Left out: imbalance between experts, padding of their batches."""
+    token its permuted input and the expert's inner tensors. A rank's experts see tokens · top-k · etp / tp copies, f /
+    etp wide. Left out: imbalance between experts, padding of their batches."""
     k, h = model.num_experts_per_token, model.hidden_size
     copies = k * etp / tp
     inner = mlp_bytes(model, training, model.moe_ffn_hidden_size, etp)
@@ -109,13 +110,13 @@ def kept_bytes(
     *,
     tp: Numeric,
     etp: Numeric,
-    sequence_parallel: Numeric,
+    sequence_parallel: Flag,
 ) -> KeptBytes:
     """Activation bytes per token of one layer under each form of recompute.
 
     Korthikanti 2022: none = equations 2 and 4; selective without the scores = equation 6; full = 2 h. Frameworks that
-    select operators (torchtitan) keep the layer's input, every second matmul (q, v, up, down) and attention's output; others (fsdp1) recompute every second layer
-    whole.
+    select operators (torchtitan) keep the layer's input, every second matmul (q, v, up, down) and attention's output;
+    others (fsdp1) recompute every second layer whole.
     """
     split = np.where(sequence_parallel, tp, 1.0)
     residual = residual_bytes(model, training, split)
@@ -127,11 +128,10 @@ def kept_bytes(
         inner = mlp_bytes(model, training, model.ffn_hidden_size, tp)
     everything = residual + attention + scores + inner
     layer_input = compute_bytes(training) * model.hidden_size / split
+    selective: Numeric = residual + attention + inner
     if habits.selective_kind == "operators":
         tensors = 3 if model.gated_mlp else 2
         selective = 2 * layer_input + 0.75 * attention + scores + inner / tensors
     elif habits.selective_kind == "alternate_layers":
         selective = (everything + layer_input) / 2
-    else:
-        selective = residual + attention + inner
     return KeptBytes(everything=everything, selective=np.minimum(selective, everything), full=layer_input)

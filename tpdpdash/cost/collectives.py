@@ -1,8 +1,8 @@
 """Seconds of collectives by the link that a group really crosses.
 
-A group of `size` ranks has `members` of them in each scale-up domain (node or rack). Inside one domain a ring runs at the
-scale-up link; across domains it is as fast as the network cards of its members in one domain together: a ring with eight
-ranks in each node has eight rails, one with a single rank in each node has one (design.md §5).
+A group of `size` ranks has `members` of them in each scale-up domain (node or rack). Inside one domain a ring runs at
+the scale-up link; across domains it is as fast as the network cards of its members in one domain together: a ring with
+eight ranks in each node has eight rails, one with a single rank in each node has one (design.md §5).
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.placement import members_per_block
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from tpdpdash.units import Numeric
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +37,7 @@ class GroupLink:
     """Latency from the leaves of a binary tree over the group to its root (n,)."""
 
     @property
-    def crosses(self) -> NDArray[np.bool_]:
+    def crosses(self) -> Flags:
         """Rows whose group leaves its domain."""
         return self.size > self.members
 
@@ -54,8 +51,8 @@ def group_link(cluster: ClusterSpec, columns: LayoutColumns, kind: str, size: Fl
 def domain_block(cluster: ClusterSpec) -> int:
     """Consecutive ranks that share a scale-up domain.
 
-    A job larger than a domain that spans machines (an NVL72 rack) takes a power of two of its devices, 64 of 72, so that
-    no group straddles two racks: so are the published runs on such racks placed.
+    A job larger than a domain that spans machines (an NVL72 rack) takes a power of two of its devices, 64 of 72, so
+    that no group straddles two racks: so are the published runs on such racks placed.
     """
     size = cluster.scale_up_domain_size
     if size <= cluster.devices_per_node or cluster.world_size <= size:
@@ -66,8 +63,8 @@ def domain_block(cluster: ClusterSpec) -> int:
 def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
     """The link of a group with `members` of its `size` ranks in each domain.
 
-    bandwidth = scale-up inside a domain, else min(scale-up, members · network); a trip around the ring takes a hop of the
-    network per domain and a hop of the scale-up link for the rest; a tree log2 as many of each.
+    bandwidth = scale-up inside a domain, else min(scale-up, members · network); a trip around the ring takes a hop of
+    the network per domain and a hop of the scale-up link for the rest; a tree log2 as many of each.
     """
     up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
     net = cluster.network.bytes_per_s * cluster.network.efficiency
@@ -87,7 +84,8 @@ def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
 
 
 def all_gather_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
-    """Ring all-gather (or reduce-scatter) of `whole_bytes` in all: (g − 1)/g · bytes / bandwidth + (g − 1) hops; 0 alone.
+    """Ring all-gather (or reduce-scatter) of `whole_bytes` in all: (g − 1)/g · bytes / bandwidth + (g − 1) hops; 0
+    alone.
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH".
     """
@@ -103,7 +101,8 @@ reduce_scatter_s = all_gather_s
 def all_reduce_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
     """All-reduce: 2 (g − 1)/g · bytes / bandwidth, with the latency of the quicker of ring and double binary tree.
 
-    NCCL chooses between both by size: https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4.
+    NCCL chooses between both by size:
+    https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4.
     """
     g = link.size
     share = (g - 1) / g
@@ -114,8 +113,8 @@ def all_reduce_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
 def all_to_all_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
     """All-to-all in which each rank holds `sent_bytes` for the whole group, its own part included.
 
-    The part for ranks of the same domain takes the scale-up link, the rest the rank's own network card; both run at once.
-    Left out: uneven splits, and sending a token once to a domain that holds several of its experts.
+    The part for ranks of the same domain takes the scale-up link, the rest the rank's own network card; both run at
+    once. Left out: uneven splits, and sending a token once to a domain that holds several of its experts.
     """
     up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
     net = cluster.network.bytes_per_s * cluster.network.efficiency

@@ -9,6 +9,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import SELECTIVE
+from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.cost.frameworks import FrameworkHabits, framework_habits
 from tpdpdash.cost.memory import StageMemory, stage_memory
 from tpdpdash.cost.result import Estimate, StageEstimate
@@ -23,8 +24,7 @@ from tpdpdash.training import Training
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Index = NDArray[np.intp] | NDArray[np.bool_]
+    Index = NDArray[np.intp] | Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +71,7 @@ class Estimates:
         return self.cluster.device.usable_bytes
 
     @property
-    def fits(self) -> NDArray[np.bool_]:
+    def fits(self) -> Flags:
         """Whether every stage fits (n,)."""
         return self.peak_bytes <= self.capacity_bytes
 
@@ -149,13 +149,14 @@ def estimate(
     )
 
 
-def _only_attention(columns: LayoutColumns, selective_kind: str) -> NDArray[np.bool_]:
+def _only_attention(columns: LayoutColumns, selective_kind: str) -> Flags:
     """Rows that recompute core attention only."""
-    return (columns.recompute == SELECTIVE) & (selective_kind == "core_attention")
+    return np.asarray((columns.recompute == SELECTIVE) & (selective_kind == "core_attention"))
 
 
 def _recomputed(cost: StepCost, columns: LayoutColumns, selective_kind: str) -> Floats:
-    """Share of the layers' forward pass that is computed again (n,); half of it where operators or layers are selected."""
+    """Share of the layers' forward pass that is computed again (n,); half of it where operators or layers are
+    selected."""
     half = (columns.recompute == SELECTIVE) & (selective_kind != "core_attention")
     return cost.gemm_recompute_frac * np.where(half, 0.5, 1.0)
 

@@ -63,6 +63,8 @@ class FrameworkHabits:
     """Share of stage-to-stage messages hidden in 1F1B and GPipe."""
     scatters_p2p: bool
     """Stage messages are split over TP also without sequence parallelism."""
+    gemm_frac: float
+    """Speed of its GEMMs against the device's curve, which Megatron defines: gaps between kernels, layouts, casts."""
     attention_frac: float
     """Speed of its fused attention against the best on the device."""
     traffic_frac: float

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.arrays import Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.operators import (
     AttentionSeconds,
@@ -83,7 +84,7 @@ def layer_s(
     tp: Numeric,
     ep: Numeric,
     etp: Numeric,
-    sequence_parallel: Numeric,
+    sequence_parallel: Flag,
 ) -> LayerSeconds:
     """Device seconds of one layer. tokens: of one microbatch on one context parallel rank."""
     split = np.where(sequence_parallel, tp, 1.0)
@@ -192,8 +193,8 @@ def _residual_traffic(
 ) -> tuple[Numeric, Numeric]:
     """(forward, backward) seconds of norms, residual adds with dropout, and rotary embedding.
 
-    Per token and element size e: a norm reads and writes 2 h e (backward 3 h e); a residual add moves 3 h e, its dropout
-    mask h more; rotary embedding reads and writes queries and keys.
+    Per token and element size e: a norm reads and writes 2 h e (backward 3 h e); a residual add moves 3 h e, its
+    dropout mask h more; rotary embedding reads and writes queries and keys.
     """
     e, h, norms = rates.element_bytes, model.hidden_size, model.norms_per_layer
     adds = min(norms, 2)
@@ -260,9 +261,10 @@ def ends_s(
     tokens: Numeric,
     tp: Numeric,
     vocab_rows: Numeric,
-    sequence_parallel: Numeric,
+    sequence_parallel: Flag,
 ) -> EndSeconds:
-    """Embedding and head. vocab_rows: padded rows of the table on one rank; rates: 16-bit ones also when training in fp8.
+    """Embedding and head. vocab_rows: padded rows of the table on one rank; rates: 16-bit ones also when training in
+    fp8.
 
     The loss moves habits.logit_traffic_bytes a logit, a third of it in backward.
     """

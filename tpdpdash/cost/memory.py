@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import FULL, KeptBytes, kept_bytes
+from tpdpdash.cost.arrays import Floats, column, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import LayerShard, embedding_shard, head_shard, layer_shard, vocab_rows
 from tpdpdash.cost.stages import StageKinds
@@ -18,11 +18,6 @@ from tpdpdash.model.spec import ModelSpec
 from tpdpdash.schedule.closed_form import microbatches_in_flight
 from tpdpdash.training import Training
 from tpdpdash.units import ceil_div
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 BLOCK = RECOMPUTE_METHODS.index("block")
 GATHERED_LAYERS = 2.0
@@ -59,7 +54,7 @@ class StageMemory:
     @property
     def peak_bytes(self) -> Floats:
         """The fullest stage of each row (n,)."""
-        return self.total_bytes.max(axis=1)
+        return np.asarray(self.total_bytes.max(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,10 +71,6 @@ class StageParameters:
     """Embedding and head, part of `dense`."""
 
 
-def _column(values: Floats) -> Floats:
-    return values[:, None]
-
-
 def stage_parameters(
     model: ModelSpec, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
 ) -> StageParameters:
@@ -88,15 +79,17 @@ def stage_parameters(
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if layers.any():
             shards.append((layers, layer_shard(model, moe, tp=columns.tp, ep=columns.ep, etp=columns.etp)))
-    dense = sum((layers * _column(shard.dense) for layers, shard in shards), np.zeros_like(kinds.count))
-    experts = sum((layers * _column(shard.experts + 0.0 * columns.tp) for layers, shard in shards), 0.0 * dense)
+    dense, experts = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
+    for layers, shard in shards:
+        dense = dense + layers * column(of_rows(shard.dense, columns.tp))
+        experts = experts + layers * column(of_rows(shard.experts, columns.tp))
     embedding = embedding_shard(model, tp=columns.tp, framework=habits.name)
     head = head_shard(model, tp=columns.tp, pp=columns.pp, framework=habits.name)
-    ends = kinds.is_first * _column(embedding) + kinds.is_last * _column(head)
+    ends = kinds.is_first * column(of_rows(embedding, columns.tp)) + kinds.is_last * column(of_rows(head, columns.tp))
     largest = np.zeros(len(columns))
     for _, shard in shards:
         largest = np.maximum(largest, shard.dense + shard.experts)
-    return StageParameters(dense=dense + ends, experts=experts, largest_unit=_column(largest), ends=ends)
+    return StageParameters(dense=dense + ends, experts=experts, largest_unit=column(largest), ends=ends)
 
 
 def shard_sizes(columns: LayoutColumns) -> tuple[Floats, Floats]:
@@ -132,7 +125,7 @@ def stage_memory(
     return StageMemory(
         weights_bytes=weights,
         gradients_bytes=gradients,
-        optimizer_bytes=np.where(_column(columns.offload_optimizer), 0.0, optimizer),
+        optimizer_bytes=np.where(column(columns.offload_optimizer), 0.0, optimizer),
         activations_bytes=np.where(exists, activations, 0.0),
         logits_bytes=logits,
         buffers_bytes=np.where(exists, buffers, 0.0),
@@ -142,8 +135,8 @@ def stage_memory(
 
 def _states(each: StateBytes, columns: LayoutColumns, held: StageParameters) -> tuple[Floats, Floats, Floats]:
     """(weights, gradients, optimizer) bytes, each (n, stages)."""
-    dense_size, expert_size = (_column(size) for size in shard_sizes(columns))
-    zero = _column(columns.zero_stage)
+    dense_size, expert_size = (column(size) for size in shard_sizes(columns))
+    zero = column(columns.zero_stage)
     parts = []
     for per_parameter, stage in ((each.weights, 3), (each.gradients, 2), (each.optimizer, 1)):
         dense = sharded(per_parameter, held.dense, zero >= stage, dense_size)
@@ -160,7 +153,7 @@ def _activations(
     model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
 ) -> Floats:
     """Kept activations over the microbatches in flight, and the working set of one recompute, (n, stages)."""
-    tokens = _column(tokens_per_microbatch(training, columns))
+    tokens = column(tokens_per_microbatch(training, columns))
     split = np.where(columns.sequence_parallel, columns.tp, 1.0)
     kept, working = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
@@ -172,33 +165,33 @@ def _activations(
         kept = kept + _kept_by_layers(each, columns, layers, kinds.layers)
         working = np.maximum(working, np.where(layers > 0, _working_set(each, columns), 0.0))
     residual = compute_bytes(training) * model.hidden_size / split
-    kept = kept + kinds.is_last * _column(2 * residual)
+    kept = kept + kinds.is_last * column(2 * residual)
     if training.dropout > 0:
-        kept = kept + kinds.is_first * _column(model.hidden_size / split)
+        kept = kept + kinds.is_first * column(model.hidden_size / split)
     in_flight = microbatches_in_flight(
-        _column(columns.schedule),
-        _column(columns.pp),
-        _column(columns.num_microbatches(training.global_batch_size)),
-        _column(columns.num_model_chunks),
+        column(columns.schedule),
+        column(columns.pp),
+        column(columns.num_microbatches(training.global_batch_size)),
+        column(columns.num_model_chunks),
         kinds.index,
-        _column(columns.microbatch_group_size_per_vp_stage),
+        column(columns.microbatch_group_size_per_vp_stage),
     )
-    offloaded = np.where(_column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
-    return tokens * (kept * offloaded + working)
+    offloaded = np.where(column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
+    return np.asarray(tokens * (kept * offloaded + working))
 
 
 def recomputed_layers(columns: LayoutColumns, layers: Floats) -> Floats:
     """Layers of each stage that recompute, (n, stages): all, or with method block the first recompute_num_layers."""
-    asked = _column(np.where(np.isnan(columns.recompute_num_layers), np.inf, columns.recompute_num_layers))
-    blocked = np.where(_column(columns.recompute_method == BLOCK), np.minimum(layers, asked), layers)
-    return np.where(_column(columns.recompute > 0), blocked, 0.0)
+    asked = column(np.where(np.isnan(columns.recompute_num_layers), np.inf, columns.recompute_num_layers))
+    blocked = np.where(column(columns.recompute_method == BLOCK), np.minimum(layers, asked), layers)
+    return np.where(column(columns.recompute > 0), blocked, 0.0)
 
 
 def _block_size(columns: LayoutColumns) -> Floats:
     """Layers between two kept inputs under full uniform recompute, (n, 1)."""
     uniform = (columns.recompute == FULL) & (columns.recompute_method != BLOCK)
     asked = np.where(np.isnan(columns.recompute_num_layers), 1.0, columns.recompute_num_layers)
-    return _column(np.where(uniform, asked, 1.0))
+    return column(np.where(uniform, asked, 1.0))
 
 
 def _kept_by_layers(each: KeptBytes, columns: LayoutColumns, layers: Floats, all_layers: Floats) -> Floats:
@@ -206,14 +199,16 @@ def _kept_by_layers(each: KeptBytes, columns: LayoutColumns, layers: Floats, all
     share = recomputed_layers(columns, all_layers) / np.maximum(all_layers, 1.0)
     recomputed = layers * share
     inputs = ceil_div(recomputed, _block_size(columns))
-    kept = np.where(_column(columns.recompute == FULL), inputs, recomputed) * _column(each.of(columns.recompute))
-    return kept + (layers - recomputed) * _column(each.everything + 0.0 * columns.tp)
+    kept = np.where(column(columns.recompute == FULL), inputs, recomputed) * column(
+        of_rows(each.of(columns.recompute), columns.tp)
+    )
+    return kept + (layers - recomputed) * column(of_rows(each.everything, columns.tp))
 
 
 def _working_set(each: KeptBytes, columns: LayoutColumns) -> Floats:
     """Activations of the layers that are being recomputed, beyond what they keep, per token (n, 1)."""
     more = np.maximum(each.everything - each.of(columns.recompute), 0.0)
-    return np.where(_column(columns.recompute > 0), _column(more) * _block_size(columns), 0.0)
+    return np.where(column(columns.recompute > 0), column(of_rows(more, columns.tp)) * _block_size(columns), 0.0)
 
 
 def _logits(
@@ -223,7 +218,7 @@ def _logits(
     rows = vocab_rows(model, columns.tp, habits.name)
     held = np.where(columns.is_schedule("gpipe"), columns.num_microbatches(training.global_batch_size), 1.0)
     element = habits.logit_kept_bytes * tokens_per_microbatch(training, columns) * rows * held
-    return kinds.is_last * _column(element)
+    return kinds.is_last * column(element)
 
 
 def _buffers(
@@ -241,4 +236,4 @@ def _buffers(
     kv = model.num_kv_heads * (model.query_head_dim + model.value_head_dim) / columns.tp
     ring = np.where(columns.cp > 1, 2 * element * tokens * kv, 0.0)
     buckets = np.where((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
-    return np.where(_column(gathers), unit, 0.0) + _column(messages + sequence + ring + buckets)
+    return np.where(column(gathers), unit, 0.0) + column(messages + sequence + ring + buckets)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.arrays import Floats
 from tpdpdash.cost.collectives import GroupLink
 from tpdpdash.cost.frameworks import FrameworkHabits, framework_habits
 from tpdpdash.cost.memory import StageParameters, recomputed_layers, stage_parameters, tokens_per_microbatch
@@ -31,11 +31,6 @@ from tpdpdash.cost.traffic import (
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.groups import coordinates
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,7 @@ def collectives_of(job: Job, estimate: Estimate, rank: int = 0) -> list[Message]
         columns=columns,
         kinds=kinds,
         habits=habits,
-        rates=device_rates(job.cluster.device, job.training, habits.attention_frac),
+        rates=device_rates(job.cluster.device, job.training, habits.gemm_frac, habits.attention_frac),
         links=layout_links(job.cluster, columns),
         held=stage_parameters(job.model, habits, columns, kinds),
         tokens=tokens_per_microbatch(job.training, columns),
@@ -106,8 +101,8 @@ def collectives_of(job: Job, estimate: Estimate, rank: int = 0) -> list[Message]
 
 def _layer_messages(one: _One) -> Iterator[Message]:
     """TP, CP and EP messages of the stage's layers, forward, backward and recompute."""
-    recomputed = recomputed_layers(one.columns, one.kinds.layers)[0, one.stage]
-    share = recomputed / max(one.kinds.layers[0, one.stage], 1.0)
+    recomputed = float(recomputed_layers(one.columns, one.kinds.layers)[0, one.stage])
+    share = recomputed / max(float(one.kinds.layers[0, one.stage]), 1.0)
     for moe, layers in ((False, one.kinds.dense_layers), (True, one.kinds.moe_layers)):
         count = float(layers[0, one.stage])
         if not count:
@@ -129,7 +124,7 @@ def _of_pass(one: _One, when: str, each: PassSeconds, times: float, moe: bool) -
     states = rates.element_bytes * float(one.tokens[0]) * model.hidden_size
     backward = when == "backward"
     unhidden = unhidden_tp_s(model, rates, columns, links, one.tokens, moe, backward=backward)
-    tp = float(unhidden[0]) * times
+    tp = float(np.ravel(unhidden)[0]) * times
     split = bool(columns.sequence_parallel[0])
     what = "all-gather, reduce-scatter" if split else "all-reduce"
     number = pairs_of(model, moe) * ((3 if backward else 2) if split else 1)
@@ -143,14 +138,14 @@ def _of_pass(one: _One, when: str, each: PassSeconds, times: float, moe: bool) -
         model.num_attention_heads / tp_size if model.is_mla else float(kv_heads_per_rank(model.num_kv_heads, tp_size))
     )
     block = rates.element_bytes * float(one.tokens[0]) * heads * (model.query_head_dim + model.value_head_dim)
-    ring = (2 if backward else 1) * float(ring_s(model, rates, columns, links, one.tokens)[0]) * times
+    ring = (2 if backward else 1) * float(np.ravel(ring_s(model, rates, columns, links, one.tokens))[0]) * times
     yield one.message(
         links.cp, group="cp", what="ring exchange", when=when, bytes_each=block, times=passed * times, seconds=ring,
         exposed_s=float(each.cp_s[0]) * times,
     )  # fmt: skip
     if moe:
         sent = states * model.num_experts_per_token / tp_size
-        whole = float(unhidden_expert_s(model, one.job.cluster, rates, columns, links, one.tokens)[0]) * times
+        whole = float(np.ravel(unhidden_expert_s(model, one.job.cluster, rates, columns, links, one.tokens))[0]) * times
         yield one.message(
             links.ep, group="ep", what="all-to-all", when=when, bytes_each=sent, times=2 * times, seconds=whole,
             exposed_s=float(each.ep_s[0]) * times,

@@ -1,4 +1,5 @@
-"""Seconds of single operators on one device: GEMM, attention, element-wise. Roofline with efficiencies of the catalogue."""
+"""Seconds of single operators on one device: GEMM, attention, element-wise. Roofline with efficiencies of the
+catalogue."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class DeviceRates:
     gemm_efficiency: float
     """Cap of the GEMM curve."""
     gemm_half_k: float
-    """Inner size at which a GEMM reaches half its cap: scales with the peak, since filling the pipeline takes a time."""
+    """Inner size at which a GEMM reaches half its cap: scales with the peak, since filling the pipeline takes a
+    time."""
     attention_efficiency: float
     """Share of the 16-bit peak that fused attention reaches."""
     memory_bytes_per_s: float
@@ -60,10 +62,12 @@ def dense_peak(device: DeviceSpec, precision: str) -> float:
     return next((peaks[key] for key in order if key in peaks), peaks.get("fp32", float("nan")))
 
 
-def device_rates(device: DeviceSpec, training: Training, attention_frac: float = 1.0) -> DeviceRates:
+def device_rates(
+    device: DeviceSpec, training: Training, gemm_frac: float = 1.0, attention_frac: float = 1.0
+) -> DeviceRates:
     """Rates of one device under one precision. Low precisions speed up GEMMs only.
 
-    attention_frac: speed of the framework's fused attention against the best on the device.
+    gemm_frac, attention_frac: speed of the framework's GEMMs and fused attention against the best on the device.
     """
     dense = dense_peak(device, training.precision)
     key = FP8_KEYS.get(training.precision)
@@ -71,7 +75,7 @@ def device_rates(device: DeviceSpec, training: Training, attention_frac: float =
     return DeviceRates(
         gemm_flops_per_s=gemm,
         dense_flops_per_s=dense,
-        gemm_efficiency=device.gemm_efficiency,
+        gemm_efficiency=device.gemm_efficiency * gemm_frac,
         gemm_half_k=device.gemm_half_k * gemm / dense,
         attention_efficiency=device.attention_efficiency * attention_frac,
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
@@ -176,8 +180,8 @@ def naive_attention_s(
     dropout: bool,
     traffic_frac: float = 1.0,
 ) -> AttentionSeconds:
-    """Scores written to memory: two batched products over all s² scores (nothing is skipped), a fused scale-mask-softmax
-    and, with dropout, another pass.
+    """Scores written to memory: two batched products over all s² scores (nothing is skipped), a fused
+    scale-mask-softmax and, with dropout, another pass.
 
     Per score and element size e: forward softmax reads and writes 2e, dropout 2e + 1 (mask); backward softmax 3e,
     dropout 2e + 1, and twice the products. Products: the larger of FLOPs at attention's efficiency and their traffic.

@@ -39,8 +39,8 @@ def layer_shard(model: ModelSpec, moe: bool, *, tp: Numeric, ep: Numeric, etp: N
     """Parameters of one layer on one rank.
 
     Column- and row-parallel matrices are divided by tp; keys and values as far as there are heads; norms, routers,
-    biases of row-parallel matrices and MLA's compressing matrices are whole on every rank; routed experts are divided by
-    ep·etp. Source: Megatron-Core's ColumnParallelLinear, RowParallelLinear, MLASelfAttention, GroupedMLP.
+    biases of row-parallel matrices and MLA's compressing matrices are whole on every rank; routed experts are divided
+    by ep·etp. Source: Megatron-Core's ColumnParallelLinear, RowParallelLinear, MLASelfAttention, GroupedMLP.
     """
     parts = layer_parameters(model, moe)
     whole_qkv, kv = _whole_qkv(model), _key_value(model, parts)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import FULL, SELECTIVE
+from tpdpdash.cost.arrays import Floats, of_rows
 from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.layer import LayerSeconds
@@ -22,11 +23,7 @@ from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from tpdpdash.units import Numeric
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,13 +123,12 @@ def layer_passes(
 
 def _against_host(device_s: Numeric, messages: _Messages, host_s: float) -> PassSeconds:
     """Device and messages against the host's launches; what exceeds the messages counts as compute."""
-    total = smooth_maximum(device_s + messages.total_s, host_s)
-    zero = 0.0 * total
+    total = np.asarray(smooth_maximum(device_s + messages.total_s, host_s))
     return PassSeconds(
-        compute_s=total - messages.total_s,
-        tp_s=messages.tp_s + zero,
-        cp_s=messages.cp_s + zero,
-        ep_s=messages.ep_s + zero,
+        compute_s=np.asarray(total - messages.total_s),
+        tp_s=of_rows(messages.tp_s, total),
+        cp_s=of_rows(messages.cp_s, total),
+        ep_s=of_rows(messages.ep_s, total),
     )
 
 
@@ -173,7 +169,8 @@ def _forward_messages(
     moe: bool,
 ) -> _Messages:
     """Two all-reduces of the activations, or with sequence parallelism an all-gather and a reduce-scatter each
-    (Korthikanti 2022 §4.2.2: the same bytes); the ring of keys and values beside attention; tokens to experts and back."""
+    (Korthikanti 2022 §4.2.2: the same bytes); the ring of keys and values beside attention; tokens to experts and
+    back."""
     tp = unhidden_tp_s(model, rates, columns, links, tokens, moe, backward=False)
     tp = np.where(columns.overlap_tp, (1 - habits.tp_hidden_frac) * tp, tp)
     cp = hidden(ring_s(model, rates, columns, links, tokens), layer.attention_forward_s, habits.hidden_frac)
@@ -191,10 +188,10 @@ def _backward_messages(
     tokens: Floats,
     moe: bool,
 ) -> _Messages:
-    """The conjugates of forward's messages. Without sequence parallelism the all-reduces of input gradients run beside the
-    weight gradients; with it the inputs are gathered again beside the input gradients, their gradients are scattered
-    beside the weight gradients, and the gathers of row-parallel layers stay exposed. Keys, values and their gradients go
-    round the ring: twice forward's bytes."""
+    """The conjugates of forward's messages. Without sequence parallelism the all-reduces of input gradients run beside
+    the weight gradients; with it the inputs are gathered again beside the input gradients, their gradients are
+    scattered beside the weight gradients, and the gathers of row-parallel layers stay exposed. Keys, values and their
+    gradients go round the ring: twice forward's bytes."""
     gather, reduce, whole = _tp_messages(model, rates, links, tokens)
     pairs = pairs_of(model, moe)
     input_s, weight_s = layer.column_input_gradient_s, layer.column_weight_gradient_s
@@ -278,8 +275,8 @@ def unhidden_tp_s(
     *,
     backward: bool,
 ) -> Numeric:
-    """TP messages of one pass over one layer, nothing hidden [s]: under sequence parallelism backward gathers the inputs
-    once more."""
+    """TP messages of one pass over one layer, nothing hidden [s]: under sequence parallelism backward gathers the
+    inputs once more."""
     gather, reduce, whole = _tp_messages(model, rates, links, tokens)
     gathers = 2 if backward else 1
     pairs = pairs_of(model, moe) * np.where(columns.sequence_parallel, gathers * gather + reduce, whole)

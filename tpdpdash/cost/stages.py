@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.units import ceil_div
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +38,7 @@ class StageKinds:
     """1 where the stage holds the head and the loss."""
     of_stage: NDArray[np.intp]
     """Kind of every stage (n, stages), stages padded to a multiple of STAGE_STEP; 0 where there is none."""
-    stage_exists: NDArray[np.bool_]
+    stage_exists: Flags
     """Which stages exist (n, stages)."""
 
     @property
@@ -48,7 +47,7 @@ class StageKinds:
         return self.dense_layers + self.moe_layers
 
     @property
-    def exists(self) -> NDArray[np.bool_]:
+    def exists(self) -> Flags:
         """False for padding."""
         return self.count > 0
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.arrays import Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.training import Training
 
@@ -39,7 +40,8 @@ class StateBytes:
 
 
 def compute_bytes(training: Training) -> float:
-    """Bytes of an activation or a gathered weight: 2, or 4 in fp32. fp8 GEMMs keep 16-bit tensors beside their casts."""
+    """Bytes of an activation or a gathered weight: 2, or 4 in fp32. fp8 GEMMs keep 16-bit tensors beside their
+    casts."""
     return 4.0 if training.precision == "fp32" else 2.0
 
 
@@ -64,7 +66,7 @@ def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
     )
 
 
-def sharded(bytes_per_parameter: float, parameters: Numeric, is_sharded: Numeric, shard_size: Numeric) -> Numeric:
+def sharded(bytes_per_parameter: float, parameters: Numeric, is_sharded: Flag, shard_size: Numeric) -> Numeric:
     """Bytes of one state on one rank: whole, or 1 / shard_size of it.
 
     ZeRO, arXiv:1910.02054 figure 1: optimizer states are sharded from stage 1, gradients from 2, weights from 3.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.arrays import Floats, column, of_rows
 from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.layer import EndSeconds, ends_s, layer_s
@@ -28,11 +28,6 @@ from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.schedule.closed_form import pipeline_seconds
 from tpdpdash.training import Training
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 HOST_LINK_BYTES_PER_S = 25e9
 """PCIe 4 x16 as copies reach it: offloaded optimizer states read gradients from, and return weights to, the device."""
@@ -110,11 +105,11 @@ def step_cost(
 ) -> StepCost:
     """The step of n layouts whose stages are `kinds`.
 
-    T = pipeline(forward, backward of each stage) + exposed data parallel messages + optimizer. The critical stage is the
-    one with the longest microbatch; data parallel and optimizer time are those of the stage where they take longest,
-    since all stages meet in the gradient norm.
+    T = pipeline(forward, backward of each stage) + exposed data parallel messages + optimizer. The critical stage is
+    the one with the longest microbatch; data parallel and optimizer time are those of the stage where they take
+    longest, since all stages meet in the gradient norm.
     """
-    rates = device_rates(cluster.device, training, habits.attention_frac)
+    rates = device_rates(cluster.device, training, habits.gemm_frac, habits.attention_frac)
     links = layout_links(cluster, columns)
     rows = vocab_rows(model, columns.tp, habits.name) + 0.0 * columns.tp
     held = stage_parameters(model, habits, columns, kinds)
@@ -205,7 +200,7 @@ def _accumulation_s(training: Training, habits: FrameworkHabits, rates: DeviceRa
     framework accumulates within the weight gradient's GEMM."""
     if not (habits.keeps_16bit_gradients and training.gradient_dtype == "fp32"):
         return np.zeros_like(held.dense)
-    return traffic_s(10.0 * (held.dense + held.experts), rates)
+    return np.asarray(traffic_s(10.0 * (held.dense + held.experts), rates))
 
 
 def passes_of(
@@ -291,7 +286,7 @@ def _add_ends(
 ) -> None:
     """Embedding on the first stage, head and loss on the last, with their TP messages."""
     plain = replace(training, precision="bf16") if training.precision not in ("fp32", "fp16") else training
-    rates = device_rates(cluster.device, plain)
+    rates = device_rates(cluster.device, plain, habits.gemm_frac)
     ends: EndSeconds = ends_s(
         model, habits, rates, tokens=tokens, tp=columns.tp, vocab_rows=rows, sequence_parallel=columns.sequence_parallel
     )
@@ -303,7 +298,12 @@ def _add_ends(
         (backward, "tp_s", sent.embedding_backward_s, sent.head_backward_s),
     )
     for parts, name, first, last in added:
-        parts[name] = parts[name] + kinds.is_first * first[:, None] + kinds.is_last * last[:, None]
+        parts[name] = (
+            parts[name]
+            + kinds.is_first * column(of_rows(first, tokens))
+            + kinds.is_last * column(of_rows(last, tokens))
+        )
+        column(of_rows(last, tokens))
 
 
 def _optimizer_s(

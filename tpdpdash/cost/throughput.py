@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.cost.operators import dense_peak
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.counts import TRAINING_FLOPS_PER_FORWARD_FLOP, forward_flops_per_token
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 from tpdpdash.units import DAY_S, HOUR_S, JOULES_PER_KWH
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +53,7 @@ def throughput(
     columns: LayoutColumns,
     step_s: Floats,
     recomputed_frac: Floats,
-    attention_only: NDArray[np.bool_],
+    attention_only: Flags,
 ) -> Throughput:
     """Speed from step times.
 

@@ -1,4 +1,5 @@
-"""The timeline of one step: the schedule simulated with the estimate's own stage times, then gradients and optimizer."""
+"""The timeline of one step: the schedule simulated with the estimate's own stage times, then gradients and
+optimizer."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
+from tpdpdash.cost.arrays import Floats, of_rows
 from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, group_link, link_of, point_to_point_s
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.memory import StageParameters, shard_sizes
@@ -16,11 +16,6 @@ from tpdpdash.cost.passes import Links, hidden
 from tpdpdash.cost.stages import StageKinds
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 def layout_links(cluster: ClusterSpec, columns: LayoutColumns) -> Links:
@@ -64,8 +59,8 @@ def _wide(link: GroupLink) -> GroupLink:
 
 
 def gradient_reduction_s(held: StageParameters, rates: DeviceRates, columns: LayoutColumns, links: Links) -> Floats:
-    """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over the
-    shard group; under HSDP the shards are all-reduced over their replicas."""
+    """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over
+    the shard group; under HSDP the shards are all-reduced over their replicas."""
     shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
     dense, routed = rates.gradient_bytes * held.dense, rates.gradient_bytes * held.experts
     whole = all_reduce_s(dense, shard) + np.where(routed > 0, all_reduce_s(routed, experts), 0.0)
@@ -95,8 +90,8 @@ def data_s(
 ) -> DataSeconds:
     """Exposed data parallel time. forward_s, backward_s: one microbatch on each stage (n, stages).
 
-    Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last reduction
-    have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
+    Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last
+    reduction have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
     forward. ZeRO-2: gradients in every microbatch. ZeRO-3: weights besides, in forward and again in backward.
     """
     zero = columns.zero_stage[:, None]
@@ -133,17 +128,18 @@ def stage_hop_s(
     links: Links,
     tokens: Floats,
 ) -> Floats:
-    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism or where
-    the framework scatters them."""
+    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism or
+    where the framework scatters them."""
     split = np.where(columns.sequence_parallel | habits.scatters_p2p, columns.tp, 1.0)
-    return point_to_point_s(rates.element_bytes * tokens * model.hidden_size / split, cluster, links.pp)
+    sent = rates.element_bytes * tokens * model.hidden_size / split
+    return of_rows(point_to_point_s(sent, cluster, links.pp), tokens)
 
 
 def exposed_hops_s(habits: FrameworkHabits, columns: LayoutColumns, hop_s: Floats) -> Floats:
     """Stage messages that one microbatch waits for in one direction (n,): one for each chunk, less what is hidden."""
     interleaved = columns.num_model_chunks > 1
     kept = 1 - np.where(interleaved, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
-    return columns.num_model_chunks * kept * hop_s
+    return of_rows(columns.num_model_chunks * kept * hop_s, hop_s)
 
 
 def tied_embedding_s(
@@ -152,4 +148,5 @@ def tied_embedding_s(
     """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,)."""
     if not model.tied_embeddings:
         return np.zeros(len(columns))
-    return point_to_point_s(rates.gradient_bytes * rows * model.hidden_size, cluster, links.pp)
+    sent = rates.gradient_bytes * rows * model.hidden_size
+    return of_rows(point_to_point_s(sent, cluster, links.pp), rows)

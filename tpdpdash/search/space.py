@@ -1,8 +1,8 @@
 """The space of layouts of a job, as chunks of columns with bounded memory.
 
-Every key that is pinned is fixed; every other one is a dimension: tp, cp, pp, ep, etp, micro-batch, chunks, ZeRO, recompute,
-sequence parallelism. dp is what the world leaves. A flag that changes no figure is no dimension: sequence parallelism at
-tp 1, ZeRO at one replica, chunks at one stage, etp at tp 1, experts of a dense model.
+Every key that is pinned is fixed; every other one is a dimension: tp, cp, pp, ep, etp, micro-batch, chunks, ZeRO,
+recompute, sequence parallelism. dp is what the world leaves. A flag that changes no figure is no dimension: sequence
+parallelism at tp 1, ZeRO at one replica, chunks at one stage, etp at tp 1, experts of a dense model.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 16384
 """Rows evaluated at once: their columns stay in the processor's cache."""
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
-"""Without a pin, context parallelism is searched as long as every rank keeps this many tokens of a sequence, from 16,384
-tokens on: below, it only divides work that tensor and data parallelism divide better."""
+"""Without a pin, context parallelism is searched as long as every rank keeps this many tokens of a sequence, from
+16,384 tokens on: below, it only divides work that tensor and data parallelism divide better."""
 LONG_SEQUENCE = 16384
 MAX_CONTEXT_PARALLEL = 64
 
