@@ -48,8 +48,7 @@ def recent_runs() -> None:
             column_config=runs_view.column_config(),
         )
         if picked.selection.rows:
-            state.choose_run(shown[picked.selection.rows[0]].run_id)
-            st.switch_page(shell.page_path("watch"), query_params={"run": state.chosen_run()})
+            st.switch_page(shell.page_path("watch"), query_params={"run": shown[picked.selection.rows[0]].run_id})
 
 
 def screen() -> None:
@@ -72,11 +71,12 @@ def screen() -> None:
     if place.button(label, type="primary", icon=":material/play_arrow:", disabled=not ready, key="start"):
         launch_parts.start(launch)
         st.rerun()
-    launch_parts.answer(launch)
-    if chosen_by:
-        st.caption(chosen_by)
     if started:
         starting(started)
+    else:
+        launch_parts.answer(launch)
+    if chosen_by:
+        st.caption(chosen_by)
     launch_parts.details(launch)
 
 

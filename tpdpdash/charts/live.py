@@ -75,7 +75,7 @@ def step_time_spec(theme: Theme) -> Spec:
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0},
         "encoding": {"x": _step_axis(), "y": _y("median_s"), "tooltip": tooltip},
     }
-    return _spec([band, predicted, line, points], theme=theme, height=220)
+    return _spec([band, predicted, line, points], theme=theme, height=250)
 
 
 @cache
@@ -207,7 +207,7 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
     x = {
         "field": "x",
         "type": "quantitative",
-        "axis": {"title": t("GiB"), "grid": True, "tickCount": 5},
+        "axis": {"title": t("GiB"), "grid": True, "tickCount": 3},
         "scale": {"zero": True, "nice": False},
     }
     predicted = {

@@ -125,7 +125,7 @@ def start(launch: Prepared) -> None:
     folder = services.start(launch.job, asked=launch.asked, changes=launch.changes, request_id=request)
     st.session_state[STARTED] = folder.run_id
     st.session_state.pop(_REQUEST, None)
-    state.choose_run(folder.run_id)
+    state.remember_run(folder.run_id)
 
 
 def answer(launch: Prepared) -> None:
@@ -157,12 +157,11 @@ def not_allowed() -> str:
 
 
 def starting(look: Look) -> None:
-    """The five phases, live."""
+    """What is certain about the run that was started, and its five phases."""
+    found = watch_words.sentence(look)
+    parts.verdict(found.kind, found.text, found.detail)
     with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
         phases_strip.strip(look)
-    found = watch_words.sentence(look)
-    if found.kind == "bad":
-        parts.verdict(found.kind, found.text, found.detail)
 
 
 def details(launch: Prepared) -> None:

@@ -100,7 +100,7 @@ def occurring(phases: RankPhases) -> set[str]:
 
 def heat_legend(theme: Theme) -> tuple[dict[str, Fill], dict[str, str]]:
     """Colours and labels of the heat map's ramp."""
-    edges = [t("median"), *(f"+ {100 * edge:.0f} %" for edge in LEVEL_EDGES)]
+    edges = [t("median"), *(f"+ {100 * edge:.0f}" for edge in LEVEL_EDGES[:-1]), f"+ {100 * LEVEL_EDGES[-1]:.0f} %"]
     fills = {str(i): Fill(fill=color, outline=color, on=color, text=color) for i, color in enumerate(heat_ramp(theme))}
     return fills, {str(i): edge for i, edge in enumerate(edges)}
 

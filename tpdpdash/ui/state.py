@@ -189,9 +189,14 @@ def chosen_run() -> str | None:
     return str(run) if run else None
 
 
+def remember_run(run_id: str) -> None:
+    """This tab looks at this run next."""
+    st.session_state[_RUN] = run_id
+
+
 def choose_run(run_id: str) -> None:
     """Look at a run: in this session and in the address."""
-    st.session_state[_RUN] = run_id
+    remember_run(run_id)
     st.query_params[_RUN] = run_id
 
 
