@@ -34,13 +34,13 @@ class StopResult:
 def request_stop(folder: RunFolder, *, by: str) -> None:
     """Ask for the end without waiting for it."""
     view = read_state(folder)
-    if view.status is None or view.is_over:
+    if view.is_over:
         return
     try:
         write_json(folder.stop_request, {"v": 1, "by": by, "t": time.time()}, durable=False)
     except OSError:
         # The disk is full or read-only: a signal needs no file. It names nobody, so the status says "signal".
-        if _is_here(view.status):
+        if view.status is not None and _is_here(view.status):
             send_signal(_supervisor(view.status), signal.SIGTERM)
 
 
