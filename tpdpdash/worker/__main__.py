@@ -13,8 +13,8 @@ from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, read_job
 from tpdpdash.layout.groups import coordinates
 from tpdpdash.layout.layout import Layout
-from tpdpdash.telemetry.probe import Probe
 from tpdpdash.text import fault_lines
+from tpdpdash.worker.start_probe import start_probe
 
 BAD_INPUT = 2
 """Exit status, as the command line's: one line a fault on stderr."""
@@ -42,23 +42,25 @@ def as_builtin(job: Job) -> Job:
 
 def run(job: Job, layout: Layout, run_dir: Path, text: Path | None) -> None:
     """Start the probe, then import torch (the first thing it tells), then train. `record` writes error.json."""
-    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    is_cpu = job.cluster.device.is_cpu
-    probe = Probe(
+    rank = int(os.environ.get("RANK", "0"))
+    probe = start_probe(
         run_dir,
+        is_cpu=job.cluster.device.is_cpu,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         rank=rank,
         world_size=layout.world_size,
-        local_rank=local_rank,
         coords=coordinates(layout, rank).as_dict(),
-        backend="gloo" if is_cpu else "nccl",
-        device="cpu" if is_cpu else f"cuda:{local_rank}",
     )
     probe.event("importing")
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from tpdpdash.worker.session import run_rank
 
-    record(run_rank)(job, layout, text, probe)
+    try:
+        record(run_rank)(job, layout, text, probe)
+    except InvalidInputError as refused:
+        probe.error(refused)  # an exception that nobody catches is told by itself
+        raise
 
 
 if __name__ == "__main__":

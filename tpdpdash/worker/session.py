@@ -19,6 +19,7 @@ from tpdpdash.telemetry.probe import Probe
 from tpdpdash.training import Training
 from tpdpdash.worker.data import SyntheticTokens, TextTokens, Tokens
 from tpdpdash.worker.groups import make_groups
+from tpdpdash.worker.start_probe import EarlyTorchProbe
 from tpdpdash.worker.train import SEED, Place, Trainer
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     training = job.training
     tokens = open_tokens(job.model, training, text)
     device = open_device(job.cluster.device.is_cpu)
+    if isinstance(probe, EarlyTorchProbe):
+        probe.device_ready()
     if layout.pp > 1:
         import_pipelining()
     probe.event("connecting")
@@ -51,7 +54,7 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
             step.tokens = trainer.tokens_per_step
             if loss is not None:
                 with probe.phase("loss"):
-                    step.loss = loss.item()
+                    step.loss = loss.item()  # on a GPU the last stage waits here once a step, after all is queued
             if device.type == "cuda":
                 step.memory_bytes = torch.cuda.memory_allocated(device)
                 step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
