@@ -1,0 +1,93 @@
+"""Timeline and closed form on cases that can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tpdpdash.layout.layout import SCHEDULES
+from tpdpdash.schedule.actions import Action, schedule_actions
+from tpdpdash.schedule.closed_form import bubble_seconds, pipeline_seconds
+from tpdpdash.schedule.timeline import BACKWARD, FORWARD, simulate
+
+
+def closed(schedule: str, forward: list[float], backward: list[float], m: int, v: int = 1, x: float = 0.0) -> float:
+    f, b = np.array([forward]), np.array([backward])
+    seconds = pipeline_seconds(
+        schedule=SCHEDULES.index(schedule),
+        forward_s=f,
+        backward_s=b,
+        stage_mask=np.ones_like(f, np.bool_),
+        num_microbatches=m,
+        num_model_chunks=v,
+        transfer_s=x,
+    )
+    return float(seconds[0])
+
+
+def test_two_stages_two_microbatches_by_hand() -> None:
+    timeline = simulate(schedule_actions("1f1b", 2, 2), [1.0, 1.0], [2.0, 2.0])
+    first = timeline.rank == 0
+    assert timeline.start_s[first].tolist() == [0.0, 1.0, 4.0, 7.0]
+    assert timeline.start_s[~first].tolist() == [1.0, 2.0, 4.0, 5.0]
+    assert timeline.kind[first].tolist() == [FORWARD, FORWARD, BACKWARD, BACKWARD]
+    assert timeline.total_s == 9.0 == closed("1f1b", [1.0, 1.0], [2.0, 2.0], 2)
+    assert timeline.busy_s(0) == timeline.busy_s(1) == 6.0
+
+
+def test_transfers_delay_the_neighbour_but_do_not_occupy_the_rank() -> None:
+    timeline = simulate(schedule_actions("gpipe", 2, 2), [1.0, 1.0], [2.0, 2.0], 0.5)
+    assert timeline.start_s[timeline.rank == 1].tolist() == [1.5, 2.5, 3.5, 5.5]
+    assert timeline.total_s == 10.0 == closed("gpipe", [1.0, 1.0], [2.0, 2.0], 2, x=0.5)
+
+
+def test_a_heavy_last_stage_sets_the_pace() -> None:
+    forward, backward = [1.0, 1.0, 2.0], [2.0, 2.0, 4.0]
+    assert closed("1f1b", forward, backward, 8) == 3 + 3 + 8 * 6
+    assert simulate(schedule_actions("1f1b", 3, 8), forward, backward).total_s == 3 + 3 + 8 * 6
+
+
+def test_a_heavy_first_stage_hides_the_drain_of_the_others() -> None:
+    forward, backward = [3.0, 1.0], [6.0, 2.0]
+    assert closed("1f1b", forward, backward, 8) == 8 * 9
+    assert simulate(schedule_actions("1f1b", 2, 8), forward, backward).total_s == 8 * 9
+
+
+def test_the_bubble_is_what_the_slowest_stage_waits() -> None:
+    stage_s, mask = np.array([[3.0, 3.0, 6.0]]), np.ones((1, 3), np.bool_)
+    assert bubble_seconds(np.array([54.0]), stage_s, mask, 8).tolist() == [6.0]
+
+
+def test_stages_beyond_a_rows_pipeline_do_not_count() -> None:
+    forward = np.array([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    mask = np.array([[True, True, False, False], [True] * 4])
+    noisy = np.where(mask, forward, 1e9)
+    seconds = pipeline_seconds(
+        schedule=np.array([SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved")]),
+        forward_s=noisy,
+        backward_s=2 * noisy,
+        stage_mask=mask,
+        num_microbatches=8,
+        num_model_chunks=np.array([1.0, 2.0]),
+    )
+    assert seconds.tolist() == [(8 + 1) * 3, 8 * 3 + 3 * 3 / 2]
+
+
+def test_one_stage_takes_its_microbatches_one_after_the_other() -> None:
+    assert closed("none", [1.0], [2.0], 5) == 15.0
+    assert closed("none", [1.0], [2.0], 1) == 3.0
+
+
+def test_chunks_may_have_their_own_times() -> None:
+    timeline = simulate(schedule_actions("interleaved", 2, 2, 2), [[1.0, 2.0], [1.0, 3.0]], [[1.0, 1.0], [1.0, 1.0]])
+    assert timeline.busy_s(0) == 2 * (1 + 2 + 1 + 1)
+    assert timeline.busy_s(1) == 2 * (1 + 3 + 1 + 1)
+
+
+def test_lists_that_wait_for_each_other_are_an_error() -> None:
+    with pytest.raises(ValueError, match="wait for each other"):
+        simulate([[Action("B", 0, 0), Action("F", 0, 0)]], [1.0], [1.0])
+
+
+def test_an_empty_schedule_takes_no_time() -> None:
+    assert simulate([[]], [1.0], [1.0]).total_s == 0.0
