@@ -13,6 +13,7 @@ from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import cluster_view, parts, services, shell, state  # noqa: E402
 
 REFRESH_S = 2.0
+MAX_LINKED = 16
 LABELS = {"here": "This machine", "described": "Describe another"}
 
 actions = parts.page_head(t("Cluster"), t("What do I have?"))
@@ -46,6 +47,14 @@ def devices_now() -> None:
         )
 
 
+def links() -> None:
+    """How the GPUs are joined; it does not change while the page is open."""
+    devices = services.detection().devices
+    if 1 < len(devices) <= MAX_LINKED:
+        with parts.card(t("Link matrix"), t("NVLink directly or by a switch; PCIe otherwise")):
+            parts.table(cluster_view.link_table(devices))
+
+
 def figures(cluster: ClusterSpec, title: str) -> None:
     """What estimates use, with sources."""
     with parts.card(title, t("each figure with its source")):
@@ -55,6 +64,7 @@ def figures(cluster: ClusterSpec, title: str) -> None:
 def this_machine() -> None:
     """Detected devices, then what an estimate for them would use."""
     devices_now()
+    links()
     try:
         figures(services.local_cluster(), t("What estimates for this machine use"))
     except InvalidInputError as wrong:

@@ -1,4 +1,4 @@
-"""Run folders as the supervisor and the ranks leave them, written with the real record writer: no process is started."""
+"""Run folders as supervisor and ranks leave them, written with the real record writer: no process is started."""
 
 from __future__ import annotations
 
@@ -115,12 +115,14 @@ def write_rank(folder: RunFolder, rank: int, *, steps: int, slow: bool = False, 
         fields = {"step": step, "step_s": step_s, "phase_s": phases, "tokens": 128}
         loss = 5.6 - 0.05 * step if rank >= WORLD // 2 else None
         memory = {"memory_bytes": 300 << 20, "peak_memory_bytes": (320 + rank) << 20}
-        writer.write("step", {**fields, "loss": loss, "loss_is_finite": True, **memory, "cpu_s": 1.0, "regions": 40}, t=t)
+        writer.write(
+            "step", {**fields, "loss": loss, "loss_is_finite": True, **memory, "cpu_s": 1.0, "regions": 40}, t=t
+        )
         if step >= 2 and (step - 2) % 10 == 0:
             writer.write("timeline", {"step": step, "actions": _actions(coords(rank)["pp"])}, t=t)
-    if steps:
-        last = {"step": steps, "phase": "dp", "last_collective": "dp all_reduce"}
-        writer.write("heartbeat", last)
+    writer.write(
+        "heartbeat", {"step": steps or None, "phase": "dp", "last_collective": "dp all_reduce", "collectives": 9}
+    )
     writer.close()
 
 

@@ -86,11 +86,34 @@ def _used_share(device: DetectedDevice) -> float | None:
 
 
 def _memory_text(device: DetectedDevice) -> str:
+    if device.unified_memory:
+        return t("shares the host's memory")
     if device.total_bytes is None:
         return t("not reported by the driver")
     if device.used_bytes is None:
         return t("unknown of {total}", total=format_memory(device.total_bytes))
     return format_memory_of(device.used_bytes, device.total_bytes)
+
+
+def link_table(devices: tuple[DetectedDevice, ...]) -> pd.DataFrame:
+    """How each pair of GPUs is joined: NVLink (directly or by switch), PCIe, or unknown."""
+    import pandas as pd
+
+    rows = []
+    for one in devices:
+        cells = {f"GPU {other.index}": _link_word(one, other) for other in devices}
+        rows.append({"": f"GPU {one.index}", **cells})
+    return pd.DataFrame(rows)
+
+
+def _link_word(one: DetectedDevice, other: DetectedDevice) -> str:
+    if one.index == other.index:
+        return "·"
+    if one.nvswitch and other.nvswitch:
+        return "NVLink"
+    if one.nvlink_peers is None or other.pci_bus_id is None:
+        return t(UNKNOWN) if one.nvlink_links is None or one.nvlink_links else "PCIe"
+    return "NVLink" if other.pci_bus_id in one.nvlink_peers else "PCIe"
 
 
 def live_metrics(detection: Detection) -> list[Metric]:
