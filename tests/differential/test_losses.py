@@ -57,7 +57,8 @@ def case(model: ModelSpec = MODEL, training: Training = TRAINING, **layout: Any)
     """One entry of the driver's list."""
     pp = layout.get("pp", 1)
     even = tuple([model.num_layers // pp] * pp)
-    layout = {"schedule": "1f1b" if pp > 1 else "none", "layers_per_stage": even, "zero_stage": 0, **layout}
+    defaults = {"schedule": "1f1b" if pp > 1 else "none", "layers_per_stage": even, "zero_stage": 0}
+    layout = {**defaults, "micro_batch_size": 2, **layout}
     layout = {**layout, "dp_shard_size": layout.get("dp", 1), "etp": layout.get("tp", 1)}
     return {"model": asdict(model), "training": asdict(training), "layout": asdict(Layout(**layout))}
 
@@ -66,7 +67,7 @@ SGD = Training(seq_len=16, global_batch_size=8, precision="fp32", framework="bui
 NAIVE = Training(seq_len=16, global_batch_size=8, precision="fp32", framework="builtin", attention="naive")
 SINGLE = {
     "reference": case(),
-    "two sequences a microbatch": case(micro_batch_size=2),
+    "one sequence a microbatch": case(micro_batch_size=1),
     "naive attention": case(training=NAIVE),
     "full recompute": case(recompute="full"),
     "full recompute in blocks of two": case(recompute="full", recompute_num_layers=2),
@@ -79,12 +80,12 @@ SINGLE = {
 WORLD_2 = {
     "tp2": case(tp=2),
     "tp2 sequence parallel": case(tp=2, sequence_parallel=True),
-    "tp2 sequence parallel, two sequences, recompute": case(
-        tp=2, sequence_parallel=True, micro_batch_size=2, recompute="full"
+    "tp2 sequence parallel, one sequence, recompute": case(
+        tp=2, sequence_parallel=True, micro_batch_size=1, recompute="full"
     ),
     "dp2 zero 0": case(dp=2),
     "dp2 zero 1": case(dp=2, zero_stage=1),
-    "pp2 1f1b": case(pp=2),
+    "pp2 1f1b": case(pp=2, micro_batch_size=1),
     "pp2 gpipe": case(pp=2, schedule="gpipe"),
     "pp2 uneven": case(pp=2, layers_per_stage=(1, 3)),
     "pp2 1f1b selective recompute": case(pp=2, recompute="selective"),
@@ -108,7 +109,7 @@ WORLD_4 = {
     "variant-sgd tp4 sequence parallel": case(VARIANT, SGD, tp=4, sequence_parallel=True),
 }
 WORLD_8 = {
-    "tp2 pp2 dp2 1f1b zero 0": case(tp=2, pp=2, dp=2),
+    "tp2 pp2 dp2 1f1b zero 0": case(tp=2, pp=2, dp=2, micro_batch_size=1),
     "tp2 pp2 dp2 gpipe zero 0": case(tp=2, pp=2, dp=2, schedule="gpipe"),
     "tp2 pp2 dp2 1f1b zero 1 sequence parallel": case(tp=2, pp=2, dp=2, zero_stage=1, sequence_parallel=True),
     "tp2 pp2 dp2 gpipe zero 1 uneven": case(
