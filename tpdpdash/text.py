@@ -125,7 +125,7 @@ FAULT_TEXTS: dict[str, str] = {
     "mesh_product": "{field} is {value}, but the mesh has {degrees} = {product} ranks",
     "mesh_ep_not_divisor": "{field} is {value}; it must divide dp_shard·cp·tp = {product}; nearest: {nearest}",
     "heads_not_divisible": "{field} is {value}; it must divide the {heads} attention heads; legal: {legal}; nearest: "
-    "{nearest}; as many devices as pipeline stages instead: {pp_instead}",
+    "{nearest}; pp that uses as many devices: {pp_instead}",
     "kv_heads_not_divisible": "{field} is {value}; it must divide the {kv_heads} key/value heads, for this framework "
     "keeps no copies of them; legal: {legal}; nearest: {nearest}",
     "kv_heads_not_replicable": "{field} is {value}; it must divide the {kv_heads} key/value heads or be a multiple of "
@@ -165,14 +165,17 @@ FAULT_TEXTS: dict[str, str] = {
     "interleaved_needs_chunks": "{field} is {value}; an interleaved schedule needs at least 2; nearest: {nearest}",
     "chunks_not_divisible": "{field} is {value}; it must divide the {layers} layers of stage {stage}; nearest: "
     "{nearest}",
+    "interleaved_few_microbatches": "{field} is {value} with pp {pp}: it needs as many microbatches as stages, but "
+    "there "
+    "are {microbatches}; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "group_size_out_of_range": "{field} is {value}; it must lie between pp = {low} and the {high} microbatches; "
-    "nearest: {nearest}; smallest global_batch_size: {nearest_batch}",
+    "nearest: {nearest}",
     "group_remainder": "{field} is {value}: {microbatches} microbatches leave {remainder}, which must be 0 or at least "
     "pp = {pp}; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "fewer_microbatches_than_stages": "{field} is {value}, but there are {microbatches} microbatches, and this "
     "framework hangs with fewer than stages; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "batch_not_divisible": "{field} is {value}; it must be a multiple of micro_batch_size·dp = {micro_batch_size}·{dp} "
-    "= {multiple}; nearest: {nearest}; or dp {nearest_dp}",
+    "= {multiple}; nearest: {nearest}; dp that fits: {nearest_dp}",
     "sequence_not_divisible": "{field} is {value}; with cp {cp} and tp {tp} it must be a multiple of {multiple}; "
     "nearest: {nearest}",
     "sequence_beyond_positions": "{field} is {value}, but the model's position table has {rows} rows; nearest: "
@@ -231,7 +234,6 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_precision": "{field} is {value}: the built-in worker runs {choices}; nearest: {nearest}",
     "builtin_optimizer": "{field} is {value}: the built-in worker has {choices}; nearest: {nearest}",
     "builtin_only_full_training": "{field} is {value}: the built-in worker trains all weights; nearest: {nearest}",
-    "builtin_no_overlap": "{field} is {value}: the built-in worker overlaps nothing; nearest: {nearest}",
     "builtin_no_partial_shards": "{field} is {value}: the built-in worker shards over all replicas; nearest: {nearest}",
     "builtin_only_two_norms": "{field} is {value}: the built-in worker builds two norms a layer; nearest: {nearest}",
     "builtin_only_gated_mlp": "{field} is {value}: the built-in worker builds gated MLPs only; nearest: {nearest}",

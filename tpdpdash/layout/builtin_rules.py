@@ -1,4 +1,8 @@
-"""What the built-in worker cannot run, as rules of framework "builtin": preflight, rehearsal and worker ask them."""
+"""What the built-in worker cannot run, as rules of framework "builtin": preflight, rehearsal and worker ask them.
+
+Overlap flags are not among them: they change when messages travel, not what is trained. The worker overlaps nothing,
+and its habit says so where the framework is "builtin" (layout.frameworks).
+"""
 
 from __future__ import annotations
 
@@ -121,9 +125,6 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     _of_layout("builtin_no_interleaving", "schedule", lambda c: c.is_schedule("interleaved"), "1f1b"),
     _of_layout("builtin_no_offload", "offload_optimizer", lambda c: c.offload_optimizer, False),
     _of_layout("builtin_no_offload", "offload_activations", lambda c: c.offload_activations, False),
-    _of_layout("builtin_no_overlap", "overlap_grad_reduce", lambda c: c.overlap_grad_reduce, False),
-    _of_layout("builtin_no_overlap", "overlap_param_gather", lambda c: c.overlap_param_gather, False),
-    _of_layout("builtin_no_overlap", "overlap_tp", lambda c: c.overlap_tp, False),
     Rule(
         code="builtin_no_partial_shards",
         field="layout.dp_shard_size",

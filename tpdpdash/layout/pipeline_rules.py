@@ -77,7 +77,7 @@ def microbatches(facts: Facts, c: LayoutColumns) -> tuple[NDArray[np.float64], F
 
 def _too_few(facts: Facts, c: LayoutColumns) -> Flags:
     m, whole = microbatches(facts, c)
-    return flags(whole & (c.is_schedule("1f1b") | c.is_schedule("interleaved")) & (m < c.pp))
+    return flags(whole & c.is_schedule("1f1b") & (m < c.pp))
 
 
 def _explain_too_few(facts: Facts, layout: Layout) -> Explained:
@@ -91,8 +91,21 @@ def _explain_too_few(facts: Facts, layout: Layout) -> Explained:
     return Explained(value=layout.pp, values=values)
 
 
+def _interleaved_too_few(facts: Facts, c: LayoutColumns) -> Flags:
+    m, whole = microbatches(facts, c)
+    return flags(whole & c.is_schedule("interleaved") & (m < c.pp))
+
+
+def _explain_interleaved_too_few(facts: Facts, layout: Layout) -> Explained:
+    m = layout.num_microbatches(facts.training.global_batch_size)
+    batch = layout.pp * layout.micro_batch_size * layout.dp
+    values = {"microbatches": m, "pp": layout.pp, "nearest": "1f1b", "nearest_batch": batch}
+    return Explained(value=layout.schedule, values=values)
+
+
 def _group_range(facts: Facts, c: LayoutColumns) -> Flags:
     m, whole = microbatches(facts, c)
+    whole = whole & (m >= c.pp)  # fewer microbatches than stages are told by a rule of their own
     group = c.microbatch_group_size_per_vp_stage
     return flags(whole & c.is_schedule("interleaved") & (c.pp > 1) & ((group < c.pp) | (group > m)))
 
@@ -100,10 +113,8 @@ def _group_range(facts: Facts, c: LayoutColumns) -> Flags:
 def _explain_group_range(facts: Facts, layout: Layout) -> Explained:
     m = layout.num_microbatches(facts.training.global_batch_size)
     group = layout.microbatch_group_size_per_vp_stage
-    nearest = min(max(group, layout.pp), m) if m >= layout.pp else ()
-    batch = layout.pp * layout.micro_batch_size * layout.dp
-    values = {"low": layout.pp, "high": m, "nearest": nearest, "nearest_batch": batch}
-    return Explained(value=group, values=values)
+    nearest = nearest_group_sizes(m, layout.pp, min(max(group, layout.pp), m))
+    return Explained(value=group, values={"low": layout.pp, "high": m, "nearest": nearest})
 
 
 def _group_remainder(facts: Facts, c: LayoutColumns) -> Flags:
@@ -114,23 +125,30 @@ def _group_remainder(facts: Facts, c: LayoutColumns) -> Flags:
     return flags(whole & in_range & c.is_schedule("interleaved") & (c.pp > 1) & (left > 0) & (left < c.pp))
 
 
-def legal_group_sizes(num_microbatches: int, pp: int) -> list[int]:
-    """Group sizes from pp to m whose remainder of m is 0 or at least pp."""
+def nearest_group_sizes(num_microbatches: int, pp: int, group: int) -> tuple[int, ...]:
+    """The group sizes on both sides of `group` (itself, if legal) that Megatron allows: from pp to m, with a remainder
+    of m that is 0 or at least pp."""
     m = num_microbatches
-    return [group for group in range(pp, m + 1) if m % group == 0 or m % group >= pp]
+    below = (g for g in range(group, pp - 1, -1) if _group_fits(m, g, pp))
+    above = (g for g in range(group, m + 1) if _group_fits(m, g, pp))
+    found = [next(below, None), next(above, None)]
+    return tuple(dict.fromkeys(g for g in found if g is not None))
+
+
+def _group_fits(m: int, group: int, pp: int) -> bool:
+    return m % group == 0 or m % group >= pp
 
 
 def _explain_group_remainder(facts: Facts, layout: Layout) -> Explained:
     m = layout.num_microbatches(facts.training.global_batch_size)
     group = layout.microbatch_group_size_per_vp_stage
-    legal = legal_group_sizes(m, layout.pp)
     replica = layout.micro_batch_size * layout.dp
     batches = tuple(n * replica for n in nearest_of(_legal_counts(m, group, layout.pp), m))
     values = {
         "microbatches": m,
         "remainder": m % group,
         "pp": layout.pp,
-        "nearest": nearest_of(legal, group),
+        "nearest": nearest_group_sizes(m, layout.pp, group),
         "nearest_batch": batches,
     }
     return Explained(value=group, values=values)
@@ -138,7 +156,7 @@ def _explain_group_remainder(facts: Facts, layout: Layout) -> Explained:
 
 def _legal_counts(m: int, group: int, pp: int) -> list[int]:
     near = range(max(1, m - group), m + group + 1)
-    return [n for n in near if n >= group and (n % group == 0 or n % group >= pp)]
+    return [n for n in near if n >= group and _group_fits(n, group, pp)]
 
 
 # ------------------------------------------------------------------------------------------------ layers of stages
@@ -236,6 +254,13 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         violated=_chunks,
         explain=_explain_uneven_chunks,
         source="Megatron-LM get_num_layers_to_build: layers of a pipeline rank divisible by its chunks",
+    ),
+    Rule(
+        code="interleaved_few_microbatches",
+        field="layout.schedule",
+        violated=_interleaved_too_few,
+        explain=_explain_interleaved_too_few,
+        source="Megatron-LM schedules.py: microbatch_group_size_per_vp_stage in [pp, m]",
     ),
     Rule(
         code="group_size_out_of_range",

@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.fields import nearest
+from tpdpdash.layout.columns import RECOMPUTE_METHODS
 from tpdpdash.layout.frameworks import overlap_habit
 from tpdpdash.layout.grid import rank_order_faults
-from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, Layout, LayoutPins
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.rules import check_layout
 from tpdpdash.layout.stages import even_stage_layers, pinned_stage_layers
 from tpdpdash.layout.world import range_faults, world_faults
@@ -27,6 +29,7 @@ POSITIVE = (
     "dp_shard_size",
     "recompute_num_layers",
 )
+CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "recompute_method": RECOMPUTE_METHODS}
 STAGE_PINS = ("first_stage_layers", "last_stage_layers")
 
 
@@ -68,6 +71,9 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
     given = pins.given()
     faults = range_faults({name: given[name] for name in POSITIVE if name in given})
     faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=0, high=3)
+    faults += [
+        _unknown(name, given[name], known) for name, known in CHOICES.items() if given.get(name, known[0]) not in known
+    ]
     for fault in faults:
         given.pop(fault.field.removeprefix("layout."), None)
     degrees, degree_faults = _degrees(given, world_size)
@@ -122,7 +128,9 @@ def _stage_layers(given: dict[str, Any], num_layers: int, pp: int) -> tuple[tupl
     pinned = {name: given[name] for name in STAGE_PINS if name in given}
     explicit = given.get("layers_per_stage")
     if explicit is not None:
-        layers = tuple(int(n) for n in explicit)
+        if not isinstance(explicit, (list, tuple)) or not all(type(n) is int for n in explicit):
+            return even, [Fault(code="not_list", field="layout.layers_per_stage", value=explicit)]
+        layers = tuple(explicit)
         ends = {"first_stage_layers": layers[:1], "last_stage_layers": layers[-1:]}
         others = [name for name, n in pinned.items() if ends[name] != (n,)]
         return layers, [_conflict(f"layout.{name}", pinned[name], "layout.layers_per_stage") for name in others]
@@ -140,3 +148,9 @@ def _stage_layers(given: dict[str, Any], num_layers: int, pp: int) -> tuple[tupl
 
 def _conflict(field: str, value: object, other: str) -> Fault:
     return Fault(code="conflicting_keys", field=field, value=value, values={"other": other})
+
+
+def _unknown(name: str, value: object, known: tuple[str, ...]) -> Fault:
+    closest = nearest(value, known) or known[0]
+    values = {"choices": known, "nearest": closest}
+    return Fault(code="unknown_choice", field=f"layout.{name}", value=value, values=values)

@@ -9,6 +9,7 @@ import numpy as np
 from tpdpdash.layout.batch_rules import BATCH_RULES
 from tpdpdash.layout.builtin_rules import BUILTIN_RULES
 from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.layout.expert_rules import EXPERT_RULES
 from tpdpdash.layout.pipeline_rules import PIPELINE_RULES
 from tpdpdash.layout.rule import Facts, Rule
 from tpdpdash.layout.shard_rules import SHARD_RULES
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tpdpdash.model.spec import ModelSpec
     from tpdpdash.training import Training
 
-RULES: tuple[Rule, ...] = (*SHARD_RULES, *PIPELINE_RULES, *BATCH_RULES, *BUILTIN_RULES)
+RULES: tuple[Rule, ...] = (*SHARD_RULES, *EXPERT_RULES, *PIPELINE_RULES, *BATCH_RULES, *BUILTIN_RULES)
 
 _AT_LEAST_ONE = (
     *("tp", "cp", "pp", "dp", "ep", "etp", "micro_batch_size", "num_model_chunks"),

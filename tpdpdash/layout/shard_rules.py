@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
-from tpdpdash.layout.grid import complete_rank_order
-from tpdpdash.layout.groups import dense_sizes, expert_sizes
-from tpdpdash.layout.placement import strides
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
-from tpdpdash.layout.world import nearest_of, pipeline_faults
+from tpdpdash.layout.world import nearest_of
 from tpdpdash.units import divisors
 
 if TYPE_CHECKING:
@@ -108,74 +105,6 @@ def _explain_tp(facts: Facts, layout: Layout) -> Explained:
         "pp_instead": instead,
     }
     return Explained(value=layout.tp, values=values)
-
-
-# ------------------------------------------------------------------------------------------------ experts
-
-
-def _experts(facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((facts.model.num_experts % c.ep != 0) if facts.model.is_moe else np.zeros(len(c), np.bool_))
-
-
-def _explain_experts(facts: Facts, layout: Layout) -> Explained:
-    experts = facts.model.num_experts
-    values = {"experts": experts, "nearest": nearest_of(divisors(max(experts, 1)), layout.ep)}
-    return Explained(value=layout.ep, values=values)
-
-
-def _no_experts(facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.ep > 1) & (not facts.model.is_moe))
-
-
-def _expert_ffn(facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((facts.model.moe_ffn_hidden_size % c.etp != 0) & facts.model.is_moe)
-
-
-def _explain_expert_ffn(facts: Facts, layout: Layout) -> Explained:
-    size = facts.model.moe_ffn_hidden_size
-    values = {"moe_ffn_hidden_size": size, "nearest": nearest_of(divisors(max(size, 1)), layout.etp)}
-    return Explained(value=layout.etp, values=values)
-
-
-def _expert_grid(_facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.tp * c.cp * c.dp) % (c.etp * c.ep) != 0)
-
-
-def _explain_expert_grid(_facts: Facts, layout: Layout) -> Explained:
-    ranks = layout.tp * layout.cp * layout.dp
-    legal = divisors(ranks // layout.etp) if ranks % layout.etp == 0 else divisors(ranks)
-    degrees = f"etp·ep·pp = {layout.etp}·{layout.ep}·{layout.pp}"
-    values = {
-        "world_size": layout.world_size,
-        "product": layout.etp * layout.ep * layout.pp,
-        "degrees": degrees,
-        "nearest": nearest_of(legal, layout.ep),
-    }
-    return Explained(value=layout.ep, values=values)
-
-
-def _pp_not_last(_facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.pp > 1) & (c.expert_dp != c.dp) & ~_ends_with_pp(c))
-
-
-def _splits_pipelines(_facts: Facts, c: LayoutColumns) -> Flags:
-    dense, expert = strides(c, "tp", "pp"), strides(c, "ep", "pp")
-    return flags((c.pp > 1) & (c.expert_dp == c.dp) & (dense != expert) & ~_ends_with_pp(c))
-
-
-def _ends_with_pp(c: LayoutColumns) -> Flags:
-    ends = np.array([complete_rank_order(order)[-1] == "pp" for order in c.rank_orders], np.bool_)
-    return flags(ends[c.rank_order])
-
-
-def _explain_order(_facts: Facts, layout: Layout) -> Explained:
-    order = "-".join(complete_rank_order(layout.rank_order))
-    (fault,) = pipeline_faults(order, dense_sizes(layout), expert_sizes(layout))
-    return Explained(value=layout.rank_order, values=fault.values)
-
-
-def _needs_sequence_parallel(facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.ep > 1) & (c.tp > 1) & ~c.sequence_parallel & facts.model.is_moe)
 
 
 # ------------------------------------------------------------------------------------------------ sharding of states
@@ -277,39 +206,6 @@ SHARD_RULES: tuple[Rule, ...] = (
     ),
     Rule(code="ffn_not_divisible", field="layout.tp", violated=_dense_ffn, explain=_explain_tp),
     Rule(code="shared_ffn_not_divisible", field="layout.tp", violated=_shared_ffn, explain=_explain_tp),
-    Rule(
-        code="no_experts",
-        field="layout.ep",
-        violated=_no_experts,
-        explain=lambda _facts, layout: Explained(value=layout.ep, values={"nearest": 1}),
-    ),
-    Rule(code="experts_not_divisible", field="layout.ep", violated=_experts, explain=_explain_experts),
-    Rule(code="expert_ffn_not_divisible", field="layout.etp", violated=_expert_ffn, explain=_explain_expert_ffn),
-    Rule(code="expert_grid_not_divisible", field="layout.ep", violated=_expert_grid, explain=_explain_expert_grid),
-    Rule(
-        code="rank_order_pp_not_last",
-        field="layout.rank_order",
-        violated=_pp_not_last,
-        explain=_explain_order,
-        source="Megatron-LM parallel_state.py: pp-last, or the same data parallel size for dense and expert layers",
-    ),
-    Rule(
-        code="rank_order_splits_pipelines",
-        field="layout.rank_order",
-        violated=_splits_pipelines,
-        explain=_explain_order,
-        source="Megatron-LM parallel_state.py: the same pipeline groups for dense and expert layers",
-    ),
-    Rule(
-        code="experts_need_sequence_parallel",
-        field="layout.sequence_parallel",
-        violated=_needs_sequence_parallel,
-        explain=lambda _facts, layout: Explained(
-            value=layout.sequence_parallel, values={"tp": layout.tp, "ep": layout.ep, "nearest": True}
-        ),
-        frameworks=frozenset({"megatron-core"}),
-        source="Megatron-LM arguments.py: MoE with tensor parallelism needs --sequence-parallel",
-    ),
     _only_one("cp"),
     _only_one("ep"),
     Rule(

@@ -65,18 +65,22 @@ def _written(degrees: Mapping[str, int]) -> str:
 
 
 def expert_grid_faults(world_size: int, *, pp: int, ep: int, etp: int) -> list[Fault]:
-    """The expert grid: etp·ep·pp divides the world size. Source: Megatron-LM initialize_model_parallel."""
+    """The expert grid: etp·ep·pp divides the world size, of which pp is a divisor. Names etp or ep, whichever breaks it.
+
+    Source: Megatron-LM initialize_model_parallel.
+    """
     product = etp * ep * pp
     if world_size % product == 0:
         return []
-    legal = divisors(world_size // pp // etp) if world_size % (pp * etp) == 0 else divisors(world_size // pp)
+    ranks = world_size // pp
+    alone = ranks % etp == 0  # then it is ep that does not divide what etp leaves
+    field, value, legal = ("layout.ep", ep, divisors(ranks // etp)) if alone else ("layout.etp", etp, divisors(ranks))
     values = {
         "world_size": world_size,
         "product": product,
         "degrees": _written({"etp": etp, "ep": ep, "pp": pp}),
-        "nearest": nearest_of(legal, ep),
+        "nearest": nearest_of(legal, value),
     }
-    field, value = ("layout.ep", ep) if ep > 1 else ("layout.etp", etp)
     return [Fault(code="expert_grid_not_divisible", field=field, value=value, values=values)]
 
 

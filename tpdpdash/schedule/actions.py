@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.layout.pipeline_rules import PRICED_SCHEDULES, legal_group_sizes
-from tpdpdash.layout.world import nearest_of, range_faults
+from tpdpdash.layout.pipeline_rules import PRICED_SCHEDULES, nearest_group_sizes
+from tpdpdash.layout.world import range_faults
 
 
 class Action(NamedTuple):
@@ -95,16 +95,17 @@ def schedule_faults(
 
 def _group_faults(pp: int, num_microbatches: int, group: int) -> list[Fault]:
     name, m = "microbatch_group_size_per_vp_stage", num_microbatches
-    legal = legal_group_sizes(m, pp)
+    if m < pp:
+        values = {"microbatches": m, "pp": pp, "nearest": "1f1b", "nearest_batch": pp}
+        return [_fault("schedule", "interleaved_few_microbatches", "interleaved", **values)]
+    nearest = nearest_group_sizes(m, pp, min(max(group, pp), m))
     if not pp <= group <= m:
-        nearest = nearest_of(legal, min(max(group, pp), m)) if legal else ()
-        return [_fault(name, "group_size_out_of_range", group, low=pp, high=m, nearest=nearest, nearest_batch=pp)]
-    if group not in legal:
-        left, nearest = m % group, nearest_of(legal, group)
-        batches = (m - left, m - left + group)
-        values = {"microbatches": m, "remainder": left, "pp": pp, "nearest": nearest, "nearest_batch": batches}
-        return [_fault(name, "group_remainder", group, **values)]
-    return []
+        return [_fault(name, "group_size_out_of_range", group, low=pp, high=m, nearest=nearest)]
+    if group in nearest:
+        return []
+    left = m % group
+    values = {"microbatches": m, "remainder": left, "pp": pp, "nearest": nearest}
+    return [_fault(name, "group_remainder", group, **values, nearest_batch=(m - left, m - left + group))]
 
 
 def _fault(name: str, code: str, value: object, **values: object) -> Fault:

@@ -102,6 +102,21 @@ def test_b61_a_value_that_is_no_whole_number_names_its_key(name: str, value: obj
     assert faults_of(**{name: value})["not_whole_number"].field == f"layout.{name}"
 
 
+@pytest.mark.parametrize(
+    ("pins", "code"),
+    [
+        ({"schedule": "1f2b"}, "unknown_choice"),
+        ({"recompute": 3}, "unknown_choice"),
+        ({"layers_per_stage": ("all",)}, "not_list"),
+        ({"layers_per_stage": 8}, "not_list"),
+        ({"rank_order": 7}, "not_text"),
+        ({"first_stage_layers": 1.5}, "not_whole_number"),
+    ],
+)
+def test_b61_other_wrong_values_name_their_key(pins: dict[str, Any], code: str) -> None:
+    assert faults_of(2, pp=2, **pins)[code].field == f"layout.{next(iter(pins))}"
+
+
 def test_faults_of_keys_and_of_rules_come_together() -> None:
     found = faults_of(64, tp=3, zero_stage=7, rank_order="tp-xx", last_stage_layers=2, micro_batch_size=0)
     assert set(found) == {

@@ -144,6 +144,11 @@ def test_the_expert_grid_covers_the_world() -> None:
     assert fault.values["nearest"] == (2,)
 
 
+def test_an_expert_tensor_degree_that_breaks_the_grid_is_named_itself() -> None:
+    fault = faults_of(layout_of(8, tp=2, dp=8, etp=3), dense_model())["expert_grid_not_divisible"]
+    assert (fault.field, fault.value, fault.values["nearest"]) == ("layout.etp", 3, (2, 4))
+
+
 def test_the_nearest_degree_of_ep_is_legal() -> None:
     layout = layout_of(8, tp=4, dp=2, ep=2)
     assert faults_of(layout, moe_model()) == {}
@@ -286,11 +291,23 @@ def test_megatron_runs_fewer_microbatches_than_stages_and_gpipe_does_everywhere(
 
 @pytest.mark.parametrize(
     ("microbatches", "group", "code"),
-    [(10, 4, "group_remainder"), (2, 4, "group_size_out_of_range"), (8, 3, "group_size_out_of_range")],
+    [
+        (10, 4, "group_remainder"),
+        (2, 4, "interleaved_few_microbatches"),
+        (8, 3, "group_size_out_of_range"),
+        (8, 9, "group_size_out_of_range"),
+    ],
 )
 def test_interleaved_groups_follow_megatron(microbatches: int, group: int, code: str) -> None:
     layout = layout_of(8, pp=4, num_model_chunks=2, microbatch_group_size_per_vp_stage=group)
     assert set(faults_of(layout, global_batch_size=microbatches)) == {code}
+
+
+def test_fewer_microbatches_than_interleaved_stages_offer_1f1b_or_a_larger_batch() -> None:
+    layout = layout_of(8, pp=4, num_model_chunks=2, dp=2)
+    fault = faults_of(layout, global_batch_size=4)["interleaved_few_microbatches"]
+    assert (fault.values["microbatches"], fault.values["nearest_batch"]) == (2, 8)
+    assert faults_of(layout, global_batch_size=8) == {}
 
 
 def test_the_nearest_group_and_the_nearest_batch_are_legal() -> None:

@@ -19,7 +19,7 @@ from tpdpdash.text import fault_lines
 GOLDEN = Path(__file__).parents[2] / "golden" / "schedule" / "pp_schedules.jsonl"
 ROWS = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
 LEGAL = [pytest.param(row, id=row["id"]) for row in ROWS if row["expect"] == "ok"]
-REFUSED = {"p10": "group_remainder", "p15": "group_size_out_of_range"}
+REFUSED = {"p10": "group_remainder", "p15": "interleaved_few_microbatches"}
 
 
 def _schedule(row: dict[str, Any]) -> str:
