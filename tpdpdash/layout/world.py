@@ -65,7 +65,7 @@ def _written(degrees: Mapping[str, int]) -> str:
 
 
 def expert_grid_faults(world_size: int, *, pp: int, ep: int, etp: int) -> list[Fault]:
-    """The expert grid: etp·ep·pp divides the world size, of which pp is a divisor. Names etp or ep, whichever breaks it.
+    """The expert grid: etp·ep·pp divides the world size (pp already does). Names etp or ep, whichever breaks it.
 
     Source: Megatron-LM initialize_model_parallel.
     """
