@@ -1,10 +1,11 @@
 """Fit the catalogue's GEMM curve and the frameworks' host and fusion constants to published runs.
 
-    python scripts/fit_constants.py --reference DIR [--rounds 3] [--sources]
+    python scripts/fit_constants.py --reference DIR [--rounds 4]
 
-Least absolute log residuals, every source weighing the same, with a pull towards the present values; coordinate descent.
-Prints the fitted values, to be written into cluster/catalogue.toml and cost/frameworks.toml with `fitted` as their kind,
-and the residuals by source. A few constants for each kind of device and each framework, none for a row or a source.
+Least absolute log residuals, every source weighing the same, with a pull towards the present values; coordinate
+descent. Prints the fitted values, to be written into cluster/catalogue.toml and cost/frameworks.toml with `fitted` as
+their kind, and the residuals by source. A few constants for each kind of device and each framework, none for a row or
+a source.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +36,19 @@ Key = tuple[str, str, str]
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "gemm_efficiency": (0.4, 0.95),
     "gemm_half_k": (200.0, 3000.0),
+    "gemm_frac": (0.5, 1.0),
     "layer_kernels": (4.0, 400.0),
     "moe_kernels": (10.0, 1000.0),
+    "grouped_gemm_frac": (0.3, 1.0),
+    "ep_hidden_frac": (0.01, 0.95),
     "traffic_frac": (1.0, 4.0),
     "attention_frac": (0.4, 1.0),
 }
 DEVICE_CONSTANTS = ("gemm_efficiency", "gemm_half_k")
-FRAMEWORK_CONSTANTS = ("layer_kernels", "traffic_frac", "attention_frac")
+MOE_CONSTANTS = ("moe_kernels", "grouped_gemm_frac", "ep_hidden_frac")
+FRAMEWORK_CONSTANTS = ("gemm_frac", "layer_kernels", "traffic_frac", "attention_frac")
+DEFINING = ("megatron-core", "megatron-2022")
+"""Frameworks whose GEMMs define the device's curve: their gemm_frac is 1."""
 PULL = 0.02
 """Weight of a factor e away from the present value, against residuals of the size of one source."""
 ROWS_PER_SOURCE = 60
@@ -58,7 +68,9 @@ class Group:
         first = self.runs[0]
         device = first.cluster.device
         chosen = {
-            name: constants[key] for name in DEVICE_CONSTANTS if (key := ("device", device.name, name)) in constants
+            name: constants[key]
+            for name in DEVICE_CONSTANTS
+            if (key := ("device", architecture(device.name), name)) in constants
         }
         habits = framework_habits(first.training.framework)
         own = {
@@ -95,17 +107,31 @@ def starting_values(groups: list[Group]) -> dict[Key, float]:
     values: dict[Key, float] = {}
     for group in groups:
         device, habits = group.runs[0].cluster.device, framework_habits(group.runs[0].training.framework)
-        values |= {("device", device.name, name): getattr(device, name) for name in DEVICE_CONSTANTS}
-        names = (*FRAMEWORK_CONSTANTS, *(("moe_kernels",) if group.runs[0].model.is_moe else ()))
+        values |= {("device", architecture(device.name), name): getattr(device, name) for name in DEVICE_CONSTANTS}
+        names: tuple[str, ...] = tuple(
+            n for n in FRAMEWORK_CONSTANTS if n != "gemm_frac" or habits.name not in DEFINING
+        )
+        names = (*names, *(MOE_CONSTANTS if group.runs[0].model.is_moe else ()))
         values |= {("framework", habits.name, name): getattr(habits, name) for name in names}
     return values
 
 
+@cache
+def architecture(device: str) -> str:
+    """The catalogue's table of software constants that a device uses: one fit for all devices that share it."""
+    catalogue = tomllib.loads((files("tpdpdash.cluster") / "catalogue.toml").read_text(encoding="utf-8"))
+    return str(catalogue["devices"][device]["constants"])
+
+
 def depends(group: Group, key: Key) -> bool:
     """Whether a constant enters a group's times."""
-    kind, name, _ = key
+    kind, name, constant = key
     run = group.runs[0]
-    return name == (run.cluster.device.name if kind == "device" else framework_habits(run.training.framework).name)
+    if constant in MOE_CONSTANTS and not run.model.is_moe:
+        return False
+    return name == (
+        architecture(run.cluster.device.name) if kind == "device" else framework_habits(run.training.framework).name
+    )
 
 
 def loss(groups: list[Group], values: Mapping[Key, float]) -> float:
@@ -114,11 +140,27 @@ def loss(groups: list[Group], values: Mapping[Key, float]) -> float:
 
 
 def fit(groups: list[Group], rounds: int) -> dict[Key, float]:
-    """Coordinate descent with shrinking steps in the logarithm of each constant."""
-    start = starting_values(groups)
+    """Device curves on Megatron's dense runs, then what other frameworks and mixtures of experts reach of them, then the
+    curves of devices that Megatron has no run on."""
+    values = starting_values(groups)
+    defining = [g for g in groups if framework_of(g) in DEFINING and not g.runs[0].model.is_moe]
+    known = {architecture(g.runs[0].cluster.device.name) for g in defining}
+    devices = [key for key in values if key[0] == "device"]
+    values = descend(defining, values, [key for key in devices if key[1] in known], rounds)
+    values = descend(groups, values, [key for key in values if key[0] == "framework"], rounds)
+    return descend(groups, values, [key for key in devices if key[1] not in known], rounds)
+
+
+def framework_of(group: Group) -> str:
+    """The framework whose constants price a group."""
+    return framework_habits(group.runs[0].training.framework).name
+
+
+def descend(groups: list[Group], start: dict[Key, float], keys: list[Key], rounds: int) -> dict[Key, float]:
+    """Coordinate descent over `keys` with shrinking steps in the logarithm of each constant."""
     values = dict(start)
     for step in [0.4 / 2**n for n in range(rounds)]:
-        for key in values:
+        for key in keys:
             own = [group for group in groups if depends(group, key)]
             low, high = BOUNDS[key[2]]
             trials = sorted({min(high, max(low, values[key] * math.exp(k * step))) for k in (-2, -1, 0, 1, 2)})

@@ -73,7 +73,8 @@ def measured_step_s(row: Row) -> float | None:
 
 
 def model_of(row: Row) -> ModelSpec:
-    """The architecture; plain MLPs go with layer norms, biases and a learned position table (GPT), gated ones without."""
+    """The architecture; plain MLPs go with layer norms, biases and a learned position table (GPT), gated ones
+    without."""
     plain = row["gated_ffn"] == "0"
     h, a = count(row, "hidden"), count(row, "num_heads")
     moe = count(row, "num_experts") > 1
@@ -112,7 +113,8 @@ def cluster_of(row: Row) -> ClusterSpec:
 
 
 def training_of(row: Row) -> Training:
-    """Batch, precision, framework. Megatron of 2021-22 trained with dropout; fp16 runs of that time kept fp16 gradients."""
+    """Batch, precision, framework. Megatron of 2021-22 trained with dropout; fp16 runs of that time kept fp16
+    gradients."""
     framework, precision = row["framework_family"], row["precision"] or "bf16"
     gradient = row["gradient_dtype"]
     if not gradient:

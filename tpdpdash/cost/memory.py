@@ -236,4 +236,4 @@ def _buffers(
     kv = model.num_kv_heads * (model.query_head_dim + model.value_head_dim) / columns.tp
     ring = np.where(columns.cp > 1, 2 * element * tokens * kv, 0.0)
     buckets = np.where((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
-    return np.where(column(gathers), unit, 0.0) + column(messages + sequence + ring + buckets)
+    return np.asarray(np.where(column(gathers), unit, 0.0) + column(messages + sequence + ring + buckets))

@@ -303,7 +303,6 @@ def _add_ends(
             + kinds.is_first * column(of_rows(first, tokens))
             + kinds.is_last * column(of_rows(last, tokens))
         )
-        column(of_rows(last, tokens))
 
 
 def _optimizer_s(
