@@ -34,24 +34,30 @@ view = state.read_job_state()
 
 
 def main() -> None:
-    """The whole page: head, editing, and what the layout is."""
-    actions = parts.page_head(t("Layout"), t("What exactly is this layout?"))
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        order = layout_edit.order_choice()
-        change = st.popover(t("Change the layout"), icon=":material/tune:")
+    """The whole page: head, faults of a layout that is not possible, or everything about one that is."""
+    head = st.container()
     try:
-        asked = layout_edit.asked_job(view, order)
+        asked = layout_edit.asked_job(view)
     except InvalidInputError as wrong:
+        with head:
+            parts.page_head(t("Layout"), t("What exactly is this layout?"))
         parts.faults(wrong.faults)
         return
-    with change:
-        layout_edit.degree_widgets(layout_edit.draft(asked))
+    draft = layout_edit.draft(asked)
+    with head:
+        actions = parts.page_head(t("Layout"), layout_view.headline(asked, draft))
+    with actions.popover(t("Change"), icon=":material/tune:"):
+        layout_edit.degree_widgets(draft)
     try:
         job = asked.resolved()
         estimate = services.estimate_for(job)
     except InvalidInputError as wrong:
         parts.verdict("bad", t("**This layout is not possible.** Every fault is listed with the nearest legal value."))
         parts.faults(wrong.faults)
+        if st.button(t("Take the plan's best layout"), icon=":material/leaderboard:"):
+            st.query_params.pop("order", None)
+            state.update(layout="")
+            st.rerun()
         return
     if actions.button(t("Launch"), icon=":material/rocket_launch:", type="primary"):
         state.update(layout=state.layout_code(estimate.layout))
@@ -65,10 +71,9 @@ def show(job: Job, estimate: Estimate) -> None:
     rank = min(max(view.rank, 0), layout.world_size - 1)
     groups = layout_view.layout_groups(layout)
     own = layout_view.rank_groups_of(groups, rank, job.cluster.devices_per_node)
-    st.caption(layout_view.headline(job, layout))
     parts.verdict(
         "good" if estimate.fits else "warning",
-        estimate_view.speed_sentence(estimate),
+        estimate_view.speed_sentence(estimate, estimate_view.device_word(job)),
         layout_view.placement_sentence(own),
     )
     left, right = st.columns([5, 3])
@@ -89,7 +94,8 @@ def map_card(job: Job, estimate: Estimate, rank: int, own: list[layout_view.Rank
     spec = layout_view.map_of(estimate.layout, job.cluster, rank, own)
     shown = len(shown_ranks(spec, shown_nodes(spec)))
     with parts.card(t("Rank map"), layout_view.map_caption(shown, spec.world_size, rank)) as controls:
-        controls.number_input(t("Rank"), 0, spec.world_size - 1, **state.bound("rank"), width=140)
+        layout_edit.rank_choice(controls, spec.world_size)
+        layout_edit.order_choice(controls)
         figures.picking_figure(rank_map(spec, theme), "rank-map", "rank", lambda picked: state.update(rank=picked))
         figures.group_lines(layout_view.group_texts(own, job.cluster), theme)
 
@@ -125,6 +131,9 @@ def timeline_card(estimate: Estimate) -> None:
         )
         figures.legend(phase_colors(theme), {phase: phase_label(phase) for phase in drawn.phases})
         figures.figure(chart, "timeline")
+        cut = timeline_view.part_caption(window, drawn)
+        if cut:
+            st.caption(cut)
 
 
 def memory_card(estimate: Estimate) -> None:
@@ -135,18 +144,22 @@ def memory_card(estimate: Estimate) -> None:
         figures.legend(memory_colors(theme), {part: memory_label(part) for part in used})
         chart = memory_bars(table, theme, capacity_bytes=estimate.capacity_bytes, names=names, bold_row=fullest)
         figures.figure(chart, "memory")
-        st.caption(parts.truncated(len(names), len(estimate.stages)))
+        cut = parts.truncated(len(names), len(estimate.stages))
+        if cut:
+            st.caption(cut)
 
 
 def collectives_card(job: Job, estimate: Estimate, rank: int) -> None:
     """What the chosen rank sends in one step."""
     with parts.card(t("Collectives of rank {rank}", rank=rank), t("what it sends in one step")) as controls:
-        table = estimate_view.message_table(collectives_of(job, estimate))
+        table = estimate_view.message_table(collectives_of(job, estimate, rank))
         if not len(table):
             st.caption(t("Nothing is sent: there is one device only."))
             return
         controls.download_button(t("CSV"), parts.csv_bytes(table), f"collectives-rank-{rank}.csv", "text/csv")
-        st.dataframe(table, hide_index=True, key="collectives", alt=t("Messages of one rank in one step"))
+        figures.group_table(
+            table, theme, key="collectives", right=estimate_view.message_figures(), alt=t("Messages of one rank")
+        )
 
 
 main()

@@ -67,7 +67,7 @@ with left, parts.card(t("With PP 2"), t("the model in two halves")):
     halves = learn_view.learn_world(min(world.tp, 8), 2, world.device)
     figures.figure(rank_map(learn_view.stage_map(halves, model.num_layers), theme), "learn-stages")
     st.caption(learn_words.pipeline_sentence(halves))
-with right, parts.card(t("Check yourself"), learn_words.lanes_caption(world)):
+with right, parts.card(t("Check yourself")):
     answer = st.pills(learn_words.question(world), learn_words.answers(world), key="learn-answer")
     if answer is not None:
         is_right = answer == learn_words.right_answer(world)

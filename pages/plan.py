@@ -61,13 +61,14 @@ def found(plan: Plan, ranked: Estimates, job: Job, answer: DeltaGenerator, actio
     """The page of a plan with at least one layout that fits."""
     rows = plan.variants
     codes = plan_view.codes(ranked, rows)
-    chosen = codes.index(view.layout) if view.layout in codes else 0
-    if view.layout != codes[chosen]:
-        state.update(layout=codes[chosen])
+    chosen, estimate = plan_view.chosen(ranked, rows, codes, view)
     with answer:
-        parts.verdict("good", plan_view.best_sentence(ranked.row(int(rows[0])), job),
-                      plan_view.runner_up_sentence(ranked, rows))  # fmt: skip
-        parts.cards(plan_view.metrics(ranked.row(int(rows[chosen])), job))
+        parts.verdict(
+            "good",
+            plan_view.best_sentence(ranked.row(int(rows[0])), job),
+            plan_view.runner_up_sentence(ranked, rows),
+        )
+        parts.cards(plan_view.metrics(estimate, job))
     if actions.button(t("Open layout {n}", n=chosen + 1), icon=":material/grid_view:", type="primary"):
         st.switch_page(shell.page_path("layout"))
     ranked_card(plan, ranked, codes, chosen)

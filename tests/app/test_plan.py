@@ -17,7 +17,6 @@ def open_plan(**params: str) -> AppTest:
     at = AppTest.from_file(str(APP), default_timeout=120)
     for name, value in params.items():
         at.query_params[name] = value
-    at.run()
     return at.switch_page("pages/plan.py").run()
 
 
@@ -87,6 +86,12 @@ def test_a_layout_from_the_address_is_the_chosen_one_and_fills_the_cards() -> No
     assert chosen.button[0].label != "Open layout 1"
     assert chosen.metric[0].value != first.metric[0].value
     assert chosen.success[0].value == first.success[0].value
+
+
+def test_another_variant_of_a_rows_degrees_stays_chosen() -> None:
+    at = open_plan(**SMALL, layout="tp2-pp1-dp4-z0-full")
+    assert not at.exception
+    assert param(at, "layout") == "tp2-pp1-dp4-z0-full"
 
 
 def test_a_layout_that_is_not_among_those_that_fit_gives_way_to_the_best() -> None:

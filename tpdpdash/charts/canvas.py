@@ -33,7 +33,7 @@ def box_layer(
     x: Any,
     height: int,
     radius: int = 0,
-    stroke_width: float = 1,
+    stroke_width: Any = 1,
     tooltip: Sequence[Any] = (),
 ) -> Any:
     """Rectangles: columns x, x2, y, y2, fill, outline. `x` is the x channel, with or without an axis."""

@@ -70,8 +70,10 @@ class MapGrid:
     """Pixels kept under the cells for buses."""
     block_size: int
     """Cells that stand together; a wider gap follows."""
-    has_last_gutter: bool
-    """Whether links run under the last row of boxes."""
+    fewest_across: int
+    """Cells across that the sheet has room for, however few there are."""
+    links_below: int
+    """Links that run under the last row of boxes."""
     cell_gap: float = 0.14
     """Units between cells."""
     padding: float = 0.35
@@ -92,7 +94,7 @@ class MapGrid:
         has_group_names: bool,
         num_bus_rows: int,
         block_size: int = 0,
-        has_last_gutter: bool = False,
+        links_below: int = 0,
     ) -> MapGrid:
         """A grid of at most 16 cells across: one row of cells a node where all fit, else rows of four."""
         if len(nodes) * devices_per_node <= CELLS_ACROSS or node_columns == 1:
@@ -109,7 +111,8 @@ class MapGrid:
             names_height=NAME_ROOM if has_group_names else 0,
             buses_height=BUS_STEP * num_bus_rows + 14 if num_bus_rows else 0,
             block_size=block_size if 0 < block_size < cell_columns else cell_columns,
-            has_last_gutter=has_last_gutter,
+            fewest_across=FEWEST_ACROSS if node_columns is None else 0,
+            links_below=links_below,
         )
 
     @property
@@ -129,7 +132,7 @@ class MapGrid:
     def span(self) -> float:
         """Units across the whole sheet."""
         used = self.node_columns * self.node_width + (self.node_columns - 1) * self.node_gap
-        return max(used, FEWEST_ACROSS * (1 + self.cell_gap) + 2 * self.padding) + 0.1
+        return max(used, self.fewest_across * (1 + self.cell_gap) + 2 * self.padding) + 0.1
 
     @property
     def domain(self) -> tuple[float, float]:
@@ -150,8 +153,8 @@ class MapGrid:
     def height(self) -> int:
         """Pixels of the whole sheet."""
         rows = -(-len(self.nodes) // self.node_columns)
-        gutters = rows if self.has_last_gutter else rows - 1
-        return rows * self.node_height + gutters * GUTTER + 2
+        below = 10 + LANE_STEP * min(self.links_below, LANES) if self.links_below else 2
+        return rows * self.node_height + (rows - 1) * GUTTER + below
 
     def node_row(self, rank: int) -> int:
         """Row of boxes in which a rank's node stands."""
@@ -213,13 +216,11 @@ def _corners(grid: MapGrid, kind: str, first: int, second: int, lanes: dict[int,
     return [(ax, ay), (ax, gutter), (bx, gutter), (bx, by)]
 
 
-def uses_last_gutter(grid: MapGrid, kind: str, members: Sequence[int]) -> bool:
-    """Whether any link of this group runs under the last row of boxes."""
-    last = max(grid.node_row(rank) for rank in members)
-    if last != (len(grid.nodes) - 1) // grid.node_columns:
-        return False
+def links_below(grid: MapGrid, kind: str, members: Sequence[int]) -> int:
+    """How many links of this group run under the last row of boxes."""
+    last = (len(grid.nodes) - 1) // grid.node_columns
     inside = [rank for rank in members if grid.node_row(rank) == last]
-    return any(len(_corners(grid, kind, a, b, {})) == 4 for a, b in pairwise(inside))
+    return sum(len(_corners(grid, kind, a, b, {})) == 4 for a, b in pairwise(inside))
 
 
 def _head(grid: MapGrid, target: int, corners: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -240,6 +241,8 @@ def _label(grid: MapGrid, first: int, corners: Sequence[tuple[float, float]]) ->
         _, right, _, _ = grid.node_box(grid.node_of(first))
         return {"x": right + grid.node_gap / 2, "y": corners[0][1]}
     (x0, y0), (x1, _) = corners[1:3]
+    if abs(x1 - x0) < 1:  # straight down: beside the line
+        return {"x": x0 + 0.3, "y": y0 + 6}
     return {"x": (x0 + x1) / 2, "y": y0}
 
 

@@ -46,28 +46,26 @@ def weight_splits(splits: Sequence[Split], theme: Theme, *, joints: Sequence[str
     texts: list[dict[str, Any]] = []
     for i, split in enumerate(splits):
         left = i * (width + gap)
-        boxes += _split_boxes(split, left, width, theme)
+        boxes += [{**box, "split": i} for box in _split_boxes(split, left, width, theme)]
         texts.append({"x": left, "y": 9, "text": split.title, "color": ui["text"], "weight": "title"})
         texts.append({"x": left, "y": height - 9, "text": split.note, "color": ui["muted"], "weight": "note"})
         if i < len(joints):
             middle = {"x": left + width + gap / 2, "y": SPLIT_TOP + SPLIT_HEIGHT / 2}
             texts.append({**middle, "text": joints[i], "color": ui["muted"], "weight": "joint"})
     table, words = pd.DataFrame(boxes), pd.DataFrame(texts)
-    most = int(max(table["text"].str.len().max(), 4))
-    slice_width = float((table["x2"] - table["x"]).min())
     inner = table.assign(x=(table["x"] + table["x2"]) / 2, y=(table["y"] + table["y2"]) / 2)
-    titles = max(int(words[words["weight"] != "joint"]["text"].str.len().max()), 10)
-    size = font_that_fits(span, width + gap * 0.8, titles, 12)
-    layers = [
-        box_layer(table, x=x, height=height, radius=2),
-        text_layer(
-            inner[inner["text"] != ""], x=x, height=height, baseline="middle", fontWeight=600,
-            fontSize=font_that_fits(span, slice_width, most, 12),
-        ),
-    ]  # fmt: skip
+    lengths = words["text"].str.len().groupby(words["weight"]).max()
+    sizes = {kind: font_that_fits(span, width + gap * 0.8, int(most), 12) for kind, most in lengths.items()}
+    layers = [box_layer(table, x=x, height=height, radius=2)]
+    for _, told in inner[inner["text"] != ""].groupby("split", sort=False):
+        room = float((told["x2"] - table.loc[told.index, "x"]).min())
+        tallest = 0.82 * float((told["y2"] - table.loc[told.index, "y"]).min())
+        fits = font_that_fits(span, room, int(told["text"].str.len().max()), min(12.0, tallest))
+        labels = text_layer(told, x=x, height=height, baseline="middle", fontWeight=600, fontSize=fits)
+        layers.append(labels.transform_filter(f"width * {room / span:.5f} > 4.4 * length(datum.text)"))
     for weight, mark in (
-        ("title", {"align": "left", "fontWeight": 600, "fontSize": size}),
-        ("note", {"align": "left", "fontSize": size}),
+        ("title", {"align": "left", "fontWeight": 600, "fontSize": sizes["title"]}),
+        ("note", {"align": "left", "fontSize": sizes["note"]}),
         ("joint", {"align": "center", "fontSize": 16}),
     ):
         part = words[words["weight"] == weight]

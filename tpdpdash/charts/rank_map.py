@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from tpdpdash.charts.canvas import box_layer, finish, font_that_fits, path_layer, text_layer, x_sheet
-from tpdpdash.charts.map_geometry import Bus, MapGrid, bus_paths, bus_rows, group_boxes, link_paths, uses_last_gutter
+from tpdpdash.charts.map_geometry import Bus, MapGrid, bus_paths, bus_rows, group_boxes, link_paths, links_below
 from tpdpdash.charts.palette import Theme, phase_colors, ui_colors
 from tpdpdash.text import t
 
@@ -76,7 +76,9 @@ def rank_map(spec: RankMap, theme: Theme, *, max_ranks: int = MAX_RANKS) -> Any:
     nodes = shown_nodes(spec, max_ranks)
     ranks = shown_ranks(spec, nodes)
     grid = _grid(spec, nodes, ranks)
-    layers = [*_node_layers(spec, grid, theme), *_link_layers(spec, grid, ranks, theme)]
+    boxes, *titles = _node_layers(spec, grid, theme)
+    # Titles stand over the links that run through a node's head.
+    layers = [boxes, *_link_layers(spec, grid, ranks, theme), *titles]
     layers += [*_bus_layers(spec, grid, theme), *_outline_layers(spec, grid, ranks, theme)]
     layers += _cell_layers(spec, grid, ranks, theme)
     return finish(layers, height=grid.height, theme=theme, description=_description(spec, len(ranks)))
@@ -94,8 +96,8 @@ def _grid(spec: RankMap, nodes: Sequence[int], ranks: Sequence[int]) -> MapGrid:
         block_size=spec.block_size,
     )
     linked = {kind: _linked(spec, kind, ranks) for kind in LINKED_KINDS}
-    runs_below = any(uses_last_gutter(grid, kind, members) for kind, members in linked.items() if members)
-    return replace(grid, has_last_gutter=runs_below)
+    below = [links_below(grid, kind, members) for kind, members in linked.items()]
+    return replace(grid, links_below=max(below))
 
 
 def _linked(spec: RankMap, kind: str, ranks: Sequence[int]) -> list[int]:

@@ -140,7 +140,10 @@ def _bars(window: Window, rows: dict[int, int], x: Any, height: int, theme: Them
     labels = table[table["text"] != ""].assign(
         x=(table["x"] + table["x2"]) / 2, y=top + BAR / 2, share=table["seconds"] / span
     )
-    layers = [box_layer(table, x=x, height=height, stroke_width=0.7, tooltip=tips)]
+    # Bars are parted by a line of the ground, unless they are so narrow that only the lines would be seen.
+    typical = float(table["seconds"].median()) / span
+    parted = alt.expr(f"width * {typical:.6f} > 5 ? 0.8 : 0")
+    layers = [box_layer(table, x=x, height=height, stroke_width=parted, tooltip=tips)]
     if len(labels):
         texts = text_layer(labels, x=x, height=height, baseline="middle", fontSize=12)
         # Only numbers that fit their bar are drawn: 7 px a digit and a little air.

@@ -49,6 +49,8 @@ def variant(layout: Layout) -> str:
 def cluster_name(job: Job) -> str:
     """128 × 8 A100-SXM4-80GB."""
     cluster = job.cluster
+    if job.world_follows_layout:
+        return t("this machine's {device}", device=parts.literal(cluster.device.name))
     return f"{cluster.nodes} × {cluster.devices_per_node} {parts.literal(cluster.device.name)}"
 
 
@@ -57,10 +59,16 @@ def product(layout: Layout) -> str:
     return t("{degrees} = {world} devices", degrees=degrees(layout), world=format_count(layout.world_size))
 
 
-def speed_sentence(estimate: Estimate) -> str:
+def device_word(job: Job) -> str:
+    """What one device is called in labels."""
+    return t("rank") if job.cluster.device.is_cpu else "GPU"
+
+
+def speed_sentence(estimate: Estimate, device: str) -> str:
     """The answer of Layout: time, speed, and whether it fits."""
     speed = t(
-        "**{step} a step, {tokens} tokens/s per GPU, MFU {mfu}.**",
+        "**{step} a step, {tokens} tokens/s per {device}, MFU {mfu}.**",
+        device=device,
         step=format_time(estimate.step_s),
         tokens=format_large(estimate.throughput["tokens_per_s_per_device"]),
         mfu=format_share(estimate.throughput["mfu"]),
@@ -130,6 +138,11 @@ def message_table(messages: Sequence[Message]) -> pd.DataFrame:
         for message in messages
     ]
     return pd.DataFrame(rows)
+
+
+def message_figures() -> list[str]:
+    """Columns of `message_table` that hold figures."""
+    return [t("Bytes each"), t("Times a step"), t("Seconds a step")]
 
 
 def _message_time(seconds: float, exposed_s: float) -> str:

@@ -43,16 +43,6 @@ def legend(fills: Mapping[str, Fill], labels: Mapping[str, str]) -> None:
     st.html(f'<div style="display:flex;flex-wrap:wrap;gap:4px 16px;font-size:12.5px">{items}</div>')
 
 
-def colored(text: str, kind: str, theme: Theme) -> str:
-    """Bold text in the colour of a phase or group kind, for `colored_markdown`; `text` is ours."""
-    return f'<b style="color:{phase_colors(theme)[kind].text}">{escape(text)}</b>'
-
-
-def colored_markdown(text: str) -> None:
-    """Markdown with `colored` words. Only texts of our own may come here: nothing a person or a file wrote."""
-    st.markdown(text, unsafe_allow_html=True)
-
-
 def group_lines(groups: Sequence[tuple[str, str, str]], theme: Theme) -> None:
     """Blocks (kind, title, members) beside each other, each with a bar in its kind's colour."""
     colors, muted = phase_colors(theme), ui_colors(theme)["muted"]
@@ -101,7 +91,31 @@ def ranked_table(
 
 
 def degree_table(rows: Sequence[tuple[str, ...]], header: Sequence[str], theme: Theme) -> None:
-    """A small table of our own words; the first cell of each row names the group kind that colours the second."""
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    lines += [f"| {' | '.join((colored(degree, kind, theme), *rest))} |" for kind, degree, *rest in rows]
-    colored_markdown("\n".join(lines))
+    """A small table of our own words; the first entry of each row names the group kind that colours its first cell.
+
+    It scrolls sideways in a narrow window, so that its columns stay readable.
+    """
+    ui = ui_colors(theme)
+    cell = f"padding:7px 8px;border-bottom:1px solid {ui['line']};text-align:left;vertical-align:top"
+    head = "".join(f'<th style="{cell};font-weight:400;color:{ui["muted"]}">{escape(title)}</th>' for title in header)
+    lines = []
+    for kind, *cells in rows:
+        color = phase_colors(theme)[kind].text
+        first, *rest = (escape(text) for text in cells)
+        lines.append(f'<td style="{cell};font-weight:600;color:{color}">{first}</td>')
+        lines[-1] += "".join(f'<td style="{cell}">{text}</td>' for text in rest)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    st.html(
+        '<div style="overflow-x:auto">'
+        '<table style="min-width:560px;width:100%;border-collapse:collapse;font-size:13.5px">'
+        f"<tr>{head}</tr>{body}</table></div>"
+    )
+
+
+def group_table(table: pd.DataFrame, theme: Theme, *, key: str, right: Sequence[str], alt: str) -> None:
+    """A table whose first column names group kinds (TP, DP …), each in its colour; columns of `right` are figures."""
+    colors = {kind.upper(): fill.text for kind, fill in phase_colors(theme).items()}
+    first = table.columns[0]
+    styled = table.style.map(lambda kind: f"color: {colors.get(kind, 'inherit')}; font-weight: 600", subset=[first])
+    aligned = {column: st.column_config.TextColumn(alignment="right") for column in right}
+    st.dataframe(styled, hide_index=True, key=key, column_config=aligned, alt=alt, height="content")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job
-from tpdpdash.layout.grid import complete_rank_order
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, Layout
 from tpdpdash.layout.resolve import draft_layout
 from tpdpdash.text import t
@@ -28,8 +27,10 @@ CODES = {
 MAX_DEGREE = 100_000
 
 
-def asked_job(view: state.JobState, order: str) -> Job:
-    """The Job of the layout in the address, else of the plan's best one, else of the pins. Raises InvalidInputError."""
+def asked_job(view: state.JobState) -> Job:
+    """The Job of the layout in the address, else of the plan's best one, else of the pins; with the order=… of the
+    address. Raises InvalidInputError."""
+    order = st.query_params.get("order", DEFAULT_RANK_ORDER)
     job = state.chosen_job(view) or _best_job(view)
     if order == DEFAULT_RANK_ORDER:
         return job
@@ -50,20 +51,19 @@ def draft(job: Job) -> Layout:
     return draft_layout(job.pins, job.model, job.training, world_size).layout
 
 
-def order_choice() -> str:
+def rank_choice(place: DeltaGenerator, world_size: int) -> None:
+    """The chosen rank."""
+    bound = state.bound("rank")
+    st.session_state[bound["key"]] = min(max(state.read_job_state().rank, 0), world_size - 1)
+    place.number_input(t("Rank"), 0, world_size - 1, label_visibility="collapsed", width=130, **bound)
+
+
+def order_choice(place: DeltaGenerator) -> None:
     """The rank order: in the address as order=…"""
     asked = st.query_params.get("order", DEFAULT_RANK_ORDER)
-    options = ORDERS if asked in ORDERS or not _is_order(asked) else (*ORDERS, asked)
+    options = ORDERS if asked in ORDERS else (*ORDERS, asked)
     choice = state.choice("order", options, DEFAULT_RANK_ORDER)
-    st.selectbox(t("Order"), width=210, **choice)
-    return str(st.session_state[choice["key"]])
-
-
-def _is_order(text: str) -> bool:
-    try:
-        return len(complete_rank_order(text)) > 0
-    except InvalidInputError:
-        return False
+    place.selectbox(t("Order"), label_visibility="collapsed", width=190, **choice)
 
 
 def degree_widgets(layout: Layout) -> None:

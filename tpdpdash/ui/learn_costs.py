@@ -19,7 +19,7 @@ from tpdpdash.units import format_count, format_memory, format_sent, format_shar
 MODEL = "llama-3-8b"
 DEVICE = "H100-SXM5-80GB"
 SEQ_LEN, GLOBAL_BATCH_SIZE = 4096, 128
-HEADER = ("Degree", "Buys", "Costs", "Weights, gradients, optimizer, each", "Sent a step, each")
+HEADER = ("Degree", "Buys", "Costs", "Weights, gradients, optimizer, each", "In messages a step, each")
 """Titles of the columns; `header` translates them."""
 
 
@@ -43,7 +43,7 @@ class Priced:
         return max(s.weights_bytes + s.gradients_bytes + s.optimizer_bytes for s in self.estimate.stages)
 
     def sent_bytes(self, kind: str) -> float:
-        """What one device sends in a step on its groups of this kind."""
+        """Bytes of the messages that one device takes part in, in one step, on its groups of this kind."""
         messages = collectives_of(self.job, self.estimate)
         return sum(m.bytes_each * m.times for m in messages if m.group == kind)
 
@@ -63,7 +63,7 @@ def priced(tp: int = 1, dp: int = 1, pp: int = 1, zero_stage: int = 0) -> Priced
 
 
 def degree_rows() -> list[tuple[str, str, str, str, str, str]]:
-    """(kind, degree, what it buys, what it costs, states each before → after, sent a step each)."""
+    """(kind, degree, what it buys, what it costs, states each before → after, bytes in messages a step each)."""
     alone, tp, dp, pp = priced(), priced(tp=2), priced(dp=8), priced(pp=2)
     bubble = pp.estimate.parts["bubble_s"] / pp.estimate.step_s
     return [
@@ -77,7 +77,9 @@ def degree_rows() -> list[tuple[str, str, str, str, str, str]]:
 
 
 def _change(before: Priced, after: Priced) -> str:
-    return f"{format_memory(before.states_bytes)} → {format_memory(after.states_bytes)}"
+    first, last = format_memory(before.states_bytes), format_memory(after.states_bytes)
+    number, _, unit = first.rpartition(" ")
+    return f"{number if last.endswith(unit) else first} → {last}"
 
 
 def example_sentence() -> str:

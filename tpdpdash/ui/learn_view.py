@@ -146,14 +146,19 @@ def splits(world: World) -> tuple[list[Split], list[str]]:
     labels = [f"{slice_name(i)} · {name(device)}" for i, device in enumerate(group)]
     if world.tp == 1:
         labels = [f"W · {name(world.device)}"]
-    result = t("Y") if world.tp == 1 else " + ".join(f"Y{SUBSCRIPTS[i]}" for i in range(min(world.tp, 4)))
+    result = t("Y") if world.tp == 1 else _sum([f"Y{SUBSCRIPTS[i]}" for i in range(world.tp)])
     end = t("all-reduce") if world.tp > 1 else t("output")
     return [
-        Split(title=t("input"), direction="whole", labels=["X"], chosen=(), note=t("same on all of them")),
+        Split(title=t("input"), direction="whole", labels=["X"], chosen=(), note=t("same on all")),
         Split(title=t("W up: columns"), direction="columns", labels=labels, chosen=own, note=t("no message")),
         Split(title=t("W down: rows"), direction="rows", labels=labels, chosen=own, note=t("partial sums")),
         Split(title=end, direction="whole", labels=["Y"], chosen=(), note=result),
     ], ["×", "→", "→"]
+
+
+def _sum(terms: Sequence[str]) -> str:
+    """Y₁ + Y₂, or Y₁ + … + Y₈."""
+    return " + ".join(terms if len(terms) <= 2 else [terms[0], "…", terms[-1]])
 
 
 def split_sentence(world: World, model: ModelSpec) -> str:

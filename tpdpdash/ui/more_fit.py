@@ -12,7 +12,8 @@ import streamlit as st
 from tpdpdash.job import Job
 from tpdpdash.text import t
 from tpdpdash.ui import services
-from tpdpdash.units import format_count, format_difference, format_large
+from tpdpdash.ui.estimate_view import device_word
+from tpdpdash.units import MINUS, format_count, format_difference, format_large
 
 if TYPE_CHECKING:
     from tpdpdash.search.plan import Plan
@@ -65,17 +66,19 @@ def table(plan: Plan, job: Job) -> None:
         return
     st.table(pd.DataFrame(rows), border="horizontal", hide_index=True)
     if plan.best is not None:
-        st.caption(t("The best layout now: {speed} tokens/s per GPU.", speed=_speed(plan)))
+        st.caption(
+            t("The best layout now: {speed} tokens/s per {device}.", speed=_speed(plan), device=device_word(job))
+        )
 
 
 def _row(plan: Plan, change: Change) -> dict[str, str]:
     other = services.plan_for(change.job)
     gained = other.feasible - plan.feasible
-    sign = "+" if gained >= 0 else "−"
+    sign = "+" if gained >= 0 else MINUS
     return {
         t("Change"): change.text,
         t("Layouts gained"): f"{sign} {format_count(abs(gained))}",
-        t("Best tokens/s per GPU"): _speed(other) + _against(plan, other),
+        t("Best tokens/s per {device}", device=device_word(change.job)): _speed(other) + _against(plan, other),
     }
 
 

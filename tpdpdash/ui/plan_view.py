@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from tpdpdash.cost.result import TIME_PARTS, Estimate
+from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, write_job
 from tpdpdash.text import t
-from tpdpdash.ui import parts, state
-from tpdpdash.ui.estimate_view import cluster_name, degrees, fullest_stage, variant
+from tpdpdash.ui import parts, services, state
+from tpdpdash.ui.estimate_view import cluster_name, degrees, device_word, fullest_stage, variant
 from tpdpdash.ui.parts import Metric
 from tpdpdash.units import (
     DAY_S,
@@ -39,11 +40,6 @@ ROWS_SHOWN = 8
 """Rows of the ranked table before "Show all"."""
 BARS_SHOWN = 6
 """Layouts of which the step is drawn."""
-
-
-def device_word(job: Job) -> str:
-    """What one device is called in labels."""
-    return t("rank") if job.cluster.device.is_cpu else "GPU"
 
 
 def best_sentence(best: Estimate, job: Job) -> str:
@@ -132,6 +128,32 @@ def metrics(best: Estimate, job: Job) -> list[Metric]:
 def codes(ranked: Estimates, rows: NDArray[np.intp]) -> list[str]:
     """The code of each row's layout, as it stands in the address."""
     return [state.layout_code(ranked.columns.layout(int(row))) for row in rows]
+
+
+def chosen(ranked: Estimates, rows: NDArray[np.intp], codes: list[str], view: state.JobState) -> tuple[int, Estimate]:
+    """(row of the table, estimate) of the layout in the address: a row itself, or another variant of a row's degrees.
+
+    Anything else gives way to the best layout, in the address too.
+    """
+    if view.layout not in codes:
+        try:
+            job = state.chosen_job(view)
+            estimate = None if job is None else services.estimate_for(job)
+        except InvalidInputError:
+            estimate = None
+        same = (
+            [] if estimate is None else [i for i, name in enumerate(names_of(ranked, rows)) if name == _name(estimate)]
+        )
+        if estimate is not None and same:
+            return same[0], estimate
+        state.update(layout=codes[0])
+        return 0, ranked.row(int(rows[0]))
+    position = codes.index(view.layout)
+    return position, ranked.row(int(rows[position]))
+
+
+def _name(estimate: Estimate) -> str:
+    return degrees(estimate.layout, " · ")
 
 
 def ranked_table(ranked: Estimates, rows: NDArray[np.intp], job: Job) -> pd.DataFrame:

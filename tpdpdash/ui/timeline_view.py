@@ -9,13 +9,13 @@ import pandas as pd
 from streamlit.delta_generator import DeltaGenerator
 
 from tpdpdash.charts.palette import PHASE_ORDER
-from tpdpdash.charts.timeline import Window, window_of
+from tpdpdash.charts.timeline import MAX_MARKS, Window, window_of
 from tpdpdash.cost.result import Estimate
 from tpdpdash.layout.layout import Layout
 from tpdpdash.schedule.actions import schedule_actions
 from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline, simulate
 from tpdpdash.text import t
-from tpdpdash.units import format_count, format_memory
+from tpdpdash.units import format_count, format_memory, format_time
 
 SCHEDULE_NAMES = {"none": "one stage", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
 MAX_ACTIONS = 40_000
@@ -76,7 +76,7 @@ def draw(estimate: Estimate) -> DrawnStep:
         in_flight=flight,
         in_flight_note=t(
             "{count} in flight at most, {bytes} of activations",
-            count=f"{most:g}",
+            count=f"{most:.3g}",
             bytes=format_memory(estimate.stages[0].activations_bytes),
         ),
         phases=tuple(phase for phase in PHASE_ORDER if phase in present),
@@ -118,6 +118,20 @@ def _in_flight(ran: Timeline, num_model_chunks: int) -> pd.DataFrame:
     return table.drop_duplicates("t_s", keep="last").reset_index(drop=True)
 
 
+def part_caption(window: Window, drawn: DrawnStep) -> str:
+    """Which part of the step is drawn; empty when all of it is."""
+    if window.num_windows == 1 and len(window.lanes) == drawn.bars["lane"].nunique():
+        return ""
+    return t(
+        "Showing {start} to {end} of {total}, {lanes} of {stages} stages.",
+        start=format_time(window.start_s),
+        end=format_time(window.end_s),
+        total=format_time(drawn.total_s),
+        lanes=len(window.lanes),
+        stages=drawn.bars["lane"].nunique(),
+    )
+
+
 def caption(estimate: Estimate) -> str:
     """1F1B · 4 stages · 8 microbatches, numbered from 0."""
     layout = estimate.layout
@@ -133,10 +147,20 @@ def caption(estimate: Estimate) -> str:
     return " · ".join(parts)
 
 
+ZOOMED_BARS = 24
+"""Bars of one stage in a zoomed part: about as many as carry their number."""
+
+
 def pick_window(drawn: DrawnStep, controls: DeltaGenerator) -> Window:
-    """The part of the step that is drawn; a long step gets a slider over its parts."""
-    window = window_of(drawn.bars, drawn.total_s)
+    """The part of the step that is drawn: all of it, or parts to move through when it is long or zoomed."""
+    lanes = int(drawn.bars["lane"].nunique())
+    can_zoom = len(drawn.bars) > ZOOMED_BARS * lanes
+    zoomed = can_zoom and controls.toggle(t("Zoom"), key="timeline-zoom")
+    limit = min(MAX_MARKS, ZOOMED_BARS * lanes) if zoomed else MAX_MARKS
+    window = window_of(drawn.bars, drawn.total_s, max_marks=limit)
     if window.num_windows == 1:
         return window
-    part = controls.slider(t("Part of the step"), 1, window.num_windows, 1, key="timeline-part", width=200)
-    return window_of(drawn.bars, drawn.total_s, index=part - 1)
+    part = controls.number_input(
+        t("Part of the step"), 1, window.num_windows, key="timeline-part", width=120, label_visibility="collapsed",
+    )  # fmt: skip
+    return window_of(drawn.bars, drawn.total_s, index=part - 1, max_marks=limit)
