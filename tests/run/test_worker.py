@@ -162,10 +162,10 @@ def test_a_text_file_is_learnt(text_dp: Launch) -> None:
 
 
 def test_a_job_that_the_worker_cannot_run_is_refused_by_name_one_line_a_fault(tmp_path: Path) -> None:
-    done = launch(tmp_path, world_size=1, layout="zero_stage = 2\noverlap_tp = true", global_batch_size=2)
+    done = launch(tmp_path, world_size=1, layout="zero_stage = 2\noffload_optimizer = true", global_batch_size=2)
     assert done.exit_code != 0
     lines = next(tmp_path.glob("logs/*/attempt_0/0/stderr.log")).read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["layout.zero_stage", "layout.overlap_tp"]
+    assert [line.split()[0] for line in lines] == ["layout.zero_stage", "layout.offload_optimizer"]
 
 
 def test_a_text_that_is_missing_is_named_in_the_ranks_own_error_file(tmp_path: Path) -> None:

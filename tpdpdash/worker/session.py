@@ -58,6 +58,7 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
             if device.type == "cuda":
                 step.memory_bytes = torch.cuda.memory_allocated(device)
                 step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+                torch.cuda.reset_peak_memory_stats(device)
         if number == 1:
             shorten_timeout([groups.tp, groups.pp, groups.dp])
     dist.barrier()  # a rank that leaves early looks to its peers like one that died

@@ -45,6 +45,7 @@ def layout_of(**pins: Any) -> Layout:
         {"recompute": "full"},
         {"recompute": "selective"},
         {"rank_order": "tp-cp-ep-pp-dp"},
+        {"overlap_grad_reduce": True, "overlap_param_gather": True},
     ],
     ids=str,
 )
@@ -59,9 +60,6 @@ UNRUNNABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ("builtin_no_interleaving", "layout.schedule", {"schedule": "interleaved", "num_model_chunks": 2}, {}, {}),
     ("builtin_no_offload", "layout.offload_optimizer", {"offload_optimizer": True}, {}, {}),
     ("builtin_no_offload", "layout.offload_activations", {"offload_activations": True}, {}, {}),
-    ("builtin_no_overlap", "layout.overlap_grad_reduce", {"overlap_grad_reduce": True}, {}, {}),
-    ("builtin_no_overlap", "layout.overlap_param_gather", {"overlap_param_gather": True}, {}, {}),
-    ("builtin_no_overlap", "layout.overlap_tp", {"overlap_tp": True}, {}, {}),
     ("builtin_no_partial_shards", "layout.dp_shard_size", {"dp_shard_size": 1}, {}, {}),
     ("fewer_microbatches_than_stages", "layout.pp", {"micro_batch_size": 8}, {}, {}),
     ("builtin_no_experts", "model.num_experts", {}, {"num_experts": 8, "moe_ffn_hidden_size": 64}, {}),
