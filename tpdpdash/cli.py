@@ -109,10 +109,11 @@ def estimate(job: JobFile, as_json: Json = False) -> None:
     """One layout: memory of each stage, step time, throughput, budget. Exit 1 when it does not fit."""
     from tpdpdash.cost.estimate import estimate_job
     from tpdpdash.job import read_job
+    from tpdpdash.layout.advice import advice
 
     asked = read_job(job).resolved()
-    _tell(fault_lines(asked.notices))
     found = estimate_job(asked)
+    _tell(fault_lines([*asked.notices, *advice(asked.model, asked.cluster, asked.training, found.layout)]))
     _answer(as_json, found.to_json(), report.estimate_lines(found))
     raise typer.Exit(DONE if found.fits else FAILED)
 
