@@ -55,6 +55,8 @@ class StageEstimate:
     """Exposed data parallel messages of one microbatch, part of forward_s and backward_s [s]."""
     data_per_step_s: float
     """Exposed data parallel messages once a step [s]."""
+    tied_embedding_s: float
+    """Adding up a tied embedding's gradients, once a step on the first and the last stage [s]."""
 
     @property
     def total_bytes(self) -> float:

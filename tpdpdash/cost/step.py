@@ -77,6 +77,8 @@ class StageSeconds:
     """Exposed data parallel messages of each microbatch, part of the passes."""
     data_per_step_s: Floats
     """Exposed data parallel messages once a step."""
+    tied_embedding_s: Floats
+    """Adding up a tied embedding's gradients, once a step on the first and the last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +151,7 @@ def step_cost(
             backward_s=backward_s,
             data_per_microbatch_s=data.per_microbatch_s,
             data_per_step_s=data.per_step_s,
+            tied_embedding_s=np.maximum(kinds.is_first, kinds.is_last) * column(once),
         ),
         gemm_recompute_frac=share.sum(axis=1) / model.num_layers,
     )

@@ -20,7 +20,7 @@ class Bar:
     stage: int
     """Pipeline stage."""
     part: str
-    """dp or optimizer."""
+    """pp (a tied embedding's gradients), dp or optimizer."""
     start_s: float
     """Start, from the start of the step."""
     duration_s: float
@@ -34,7 +34,7 @@ class StepTimeline:
     pipeline: Timeline
     """Forwards and backwards of all microbatches; messages between stages are part of them."""
     bars: tuple[Bar, ...]
-    """Exposed data parallel messages, then the optimizer, on each stage."""
+    """A tied embedding's gradients, exposed data parallel messages, then the optimizer, on each stage."""
     total_s: float
     """End of the last bar; the closed form's step_s within the bound of the simulation."""
 
@@ -57,15 +57,25 @@ def step_timeline(job: Job, estimate: Estimate) -> StepTimeline:
     backward = np.array([stage.backward_s for stage in estimate.stages])
     pipeline = simulate(actions, forward, backward)
     ends = [_end_s(pipeline, stage.stage) for stage in estimate.stages]
+    tied = [
+        Bar(stage=s.stage, part="pp", start_s=pipeline.total_s, duration_s=s.tied_embedding_s)
+        for s in estimate.stages
+        if s.tied_embedding_s > 0
+    ]
     data = [
-        Bar(stage=s.stage, part="dp", start_s=end, duration_s=s.data_per_step_s)
+        Bar(
+            stage=s.stage,
+            part="dp",
+            start_s=pipeline.total_s + s.tied_embedding_s if s.tied_embedding_s else end,
+            duration_s=s.data_per_step_s,
+        )
         for s, end in zip(estimate.stages, ends, strict=True)
         if s.data_per_step_s > 0
     ]
-    meet = max([pipeline.total_s, *(bar.start_s + bar.duration_s for bar in data)])
+    meet = max([pipeline.total_s, *(bar.start_s + bar.duration_s for bar in (*tied, *data))])
     seconds = estimate.parts["optimizer_s"]
     optimizer = [Bar(stage=s.stage, part="optimizer", start_s=meet, duration_s=seconds) for s in estimate.stages]
-    return StepTimeline(pipeline=pipeline, bars=(*data, *optimizer), total_s=meet + seconds)
+    return StepTimeline(pipeline=pipeline, bars=(*tied, *data, *optimizer), total_s=meet + seconds)
 
 
 def _end_s(pipeline: Timeline, stage: int) -> float:
