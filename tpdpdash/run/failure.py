@@ -25,6 +25,7 @@ _REPORTED = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<exit>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 _REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
+_CLOSED = re.compile(r"Sending process (?P<pid>\d+) closing signal SIGTERM")
 _FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
 _NAMES_ERROR = re.compile(r"\w*(Error|Exception)\b|errno|failed|fatal|cannot")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -48,8 +49,8 @@ class RankEnd:
     """Wall time of the exception."""
     died_t: float | None = None
     """Wall time at which its process was seen to be gone."""
-    was_forced: bool = False
-    """Whether the agent killed it because it did not end."""
+    was_ended_by_agent: bool = False
+    """Whether the agent's own signal ended it, after another rank had failed."""
 
     @property
     def time(self) -> float:
@@ -80,15 +81,21 @@ def signal_name(exit_code: int | None) -> str | None:
 
 
 def reported_exits(agent_log: str) -> tuple[dict[int, int], set[int]]:
-    """Exit code by rank, and the ranks that the agent had to kill, from the agent's own report."""
+    """Exit code by rank, and the ranks that the agent itself ended, from what the agent wrote.
+
+    The agent signals only ranks that still live: one that ended by SIGTERM without the agent's was somebody else's.
+    """
     exits: dict[int, int] = {}
     pids: dict[int, int] = {}
     for pattern in (_REPORTED_SHORT, _REPORTED):
         for match in pattern.finditer(agent_log):
             exits[int(match["rank"])] = int(match["exit"])
             pids[int(match["pid"])] = int(match["rank"])
-    forced = {pids[int(match["pid"])] for match in _FORCED.finditer(agent_log) if int(match["pid"]) in pids}
-    return exits, forced
+    ended = set()
+    for pattern, exit_code in ((_CLOSED, -signal.SIGTERM), (_FORCED, -signal.SIGKILL)):
+        ranks = {pids[int(match["pid"])] for match in pattern.finditer(agent_log) if int(match["pid"]) in pids}
+        ended |= {rank for rank in ranks if exits[rank] == exit_code}
+    return exits, ended
 
 
 def traceback_in(stderr: str) -> tuple[str, str] | None:
@@ -106,7 +113,7 @@ def first_failure(
 ) -> FirstFailure | None:
     """The first cause; None where nothing failed."""
     failed = [end for end in ends if end.has_failed]
-    by_weight = sorted(failed, key=lambda end: (_weight(end, failed), end.time, end.rank))
+    by_weight = sorted(failed, key=lambda end: (_weight(end), end.time, end.rank))
     first = by_weight[0] if by_weight else None
     agent_signal = signal_name(agent_exit)
     if agent_signal is not None and not _precedes(first, agent_died_t):
@@ -121,13 +128,10 @@ def first_failure(
     return _agent_failure(agent_exit, agent_log)
 
 
-def _weight(end: RankEnd, failed: Sequence[RankEnd]) -> int:
+def _weight(end: RankEnd) -> int:
     """0 a cause of its own, 1 a lost connection, 2 ended by the agent."""
-    if end.was_forced:
+    if end.was_ended_by_agent:
         return 2
-    if end.signal_name == "SIGTERM":
-        others = [other.time for other in failed if other is not end]
-        return 0 if end.error is None and end.time < min(others, default=float("inf")) else 2
     if end.error is not None and end.signal_name is None:
         return 1 if _CONSEQUENCE.search(end.error) else 0
     return 0
@@ -142,7 +146,7 @@ def _precedes(first: RankEnd | None, agent_died_t: float | None) -> bool:
 
 def _left_early(ends: Sequence[RankEnd], failed: Sequence[RankEnd]) -> RankEnd | None:
     """A rank that ended in peace before the others lost their connection to it."""
-    if not failed or _weight(failed[0], failed) == 0:
+    if not failed or _weight(failed[0]) == 0:
         return None
     gone = [end for end in ends if not end.has_failed and end.died_t is not None and end.died_t <= failed[0].time]
     return min(gone, key=lambda end: end.time, default=None)

@@ -153,10 +153,10 @@ class Ranks:
 
     def ends(self) -> list[RankEnd]:
         """How each rank ended, from telemetry, the agent's report and torchrun's error files."""
-        exits, forced = reported_exits(tail_text(self.folder.agent_log))
-        return [self._end(rank, exits.get(rank), rank in forced) for rank in range(self.world_size)]
+        exits, ended = reported_exits(tail_text(self.folder.agent_log))
+        return [self._end(rank, exits.get(rank), rank in ended) for rank in range(self.world_size)]
 
-    def _end(self, number: int, exit_code: int | None, was_forced: bool) -> RankEnd:
+    def _end(self, number: int, exit_code: int | None, was_ended_by_agent: bool) -> RankEnd:
         rank = self.by_rank.get(number) or Rank(number, local_rank=number)
         end = RankEnd(
             rank=number,
@@ -165,7 +165,7 @@ class Ranks:
             traceback=rank.traceback,
             error_t=rank.error_t,
             died_t=rank.died_t,
-            was_forced=was_forced,
+            was_ended_by_agent=was_ended_by_agent,
         )
         if end.error is not None or exit_code in (None, 0):
             return end

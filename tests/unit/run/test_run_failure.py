@@ -15,7 +15,7 @@ def test_a_killed_rank_goes_before_the_peers_whose_connection_closed_even_if_the
     ends = [
         RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.0),
         RankEnd(rank=1, exit_code=-9, died_t=10.1),
-        RankEnd(rank=2, exit_code=-15, died_t=11.0),
+        RankEnd(rank=2, exit_code=-15, died_t=11.0, was_ended_by_agent=True),
     ]
     failure = first_failure(ends, agent_exit=1)
     assert failure is not None
@@ -34,7 +34,15 @@ def test_of_two_exceptions_of_their_own_the_earlier_is_first() -> None:
     assert (failure.code, failure.rank, failure.error) == ("rank_raised", 2, "ValueError: early")
 
 
-def test_a_rank_that_somebody_ended_by_sigterm_is_first_when_nothing_failed_before_it() -> None:
+def test_a_killed_rank_whose_death_nobody_saw_goes_before_those_that_the_agent_ended() -> None:
+    """Killed before it had said who it is: its time is not known."""
+    ends = [RankEnd(rank=0, exit_code=-15, died_t=10.1, was_ended_by_agent=True), RankEnd(rank=1, exit_code=-9)]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_killed", 1)
+
+
+def test_a_rank_that_somebody_ended_by_sigterm_is_first_unless_it_was_the_agent() -> None:
     ends = [RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.1), RankEnd(rank=1, exit_code=-15, died_t=10.0)]
     failure = first_failure(ends, agent_exit=1)
     assert failure is not None
@@ -43,7 +51,7 @@ def test_a_rank_that_somebody_ended_by_sigterm_is_first_when_nothing_failed_befo
 
 def test_a_rank_that_the_agent_had_to_kill_is_not_the_cause() -> None:
     ends = [
-        RankEnd(rank=0, exit_code=-9, died_t=20.0, was_forced=True),
+        RankEnd(rank=0, exit_code=-9, died_t=20.0, was_ended_by_agent=True),
         RankEnd(rank=1, exit_code=1, error="RuntimeError: Timed out waiting 10000ms for recv", error_t=10.0),
     ]
     failure = first_failure(ends, agent_exit=1)
@@ -101,8 +109,8 @@ def test_a_run_that_ended_well_has_no_cause() -> None:
     ],
 )
 def test_what_the_agent_reported_is_explained(log: str, code: str, says: tuple[str, ...]) -> None:
-    exits, forced = reported_exits(log)
-    ends = [RankEnd(rank=0, exit_code=exits.get(0), was_forced=0 in forced)]
+    exits, ended = reported_exits(log)
+    ends = [RankEnd(rank=0, exit_code=exits.get(0), was_ended_by_agent=0 in ended)]
     failure = first_failure(ends, agent_exit=1, agent_log=log)
     assert failure is not None
     assert failure.code == code
@@ -110,16 +118,20 @@ def test_what_the_agent_reported_is_explained(log: str, code: str, says: tuple[s
     assert [part for part in says if part not in sentence] == []
 
 
-def test_the_agents_report_gives_every_ranks_exit_code_and_whom_it_forced() -> None:
-    """Form of torch 2.13's ChildFailedError (torch/distributed/elastic/multiprocessing/errors)."""
+def test_the_agents_report_gives_every_ranks_exit_code_and_whom_the_agent_ended() -> None:
+    """Form of torch 2.13's log and ChildFailedError (torch/distributed/elastic/multiprocessing)."""
     log = (
+        "W1130 api.py:1028] Sending process 17367 closing signal SIGTERM\n"
+        "W1130 api.py:1028] Sending process 17368 closing signal SIGTERM\n"
         "W1130 api.py:1047] Unable to shutdown process 17368 via SIGTERM, forcefully exiting via SIGKILL\n"
         "E1130 api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 17369) of binary: python\n"
         "Failures:\n[1]:\n  time      : 2026-11-30_13:20:41\n  host      : localhost\n"
         "  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 17368)\n  error_file: <N/A>\n"
+        "[2]:\n  rank      : 2 (local_rank: 2)\n  exitcode  : -15 (pid: 17367)  (SIGTERM)\n"
+        "[3]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : -15 (pid: 17366)  (SIGTERM)\n"
         "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 17369) \n"
     )
-    assert reported_exits(log) == ({0: -9, 1: 1}, {0})
+    assert reported_exits(log) == ({0: -9, 1: 1, 2: -15, 3: -15}, {0, 2})
 
 
 @pytest.mark.parametrize(
