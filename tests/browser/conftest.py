@@ -1,0 +1,179 @@
+"""A real server and a real chromium: what AppTest cannot see (legacy pages mode, components, ticks, colours)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = "/usr/bin/chromium"
+SHOTS = ROOT / ".ci" / "shots"
+START_LIMIT_S = 90
+IDLE = "[data-testid=stApp][data-test-script-state=notRunning]"
+# Streamlit's own frontend looks for its server below the deep link first, and warns of an empty chart's extent.
+EXPECTED = re.compile(r"404|Infinite extent")
+
+
+@dataclass
+class Server:
+    """One dashboard with directories of its own."""
+
+    port: int
+    token: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def url(self, path: str = "", *, token: bool = False, **params: str) -> str:
+        """An address of this server."""
+        if token:
+            params["token"] = self.token
+        query = "&".join(f"{key}={value}" for key, value in params.items())
+        return f"http://127.0.0.1:{self.port}/{path}" + (f"?{query}" if query else "")
+
+    def stop(self) -> None:
+        """End the server; runs go on."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_up(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    limit = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}:\n{log.read_text()}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise TimeoutError(f"no server on port {port}:\n{log.read_text()}")
+
+
+@pytest.fixture
+def start_server(tmp_path: Path, runs_root: Path) -> Iterator[Callable[[], Server]]:
+    """Start a dashboard as `tpdpdash serve` does; every server and run of the test is ended with it."""
+    from tpdpdash.run.folder import RunFolder, run_ids
+    from tpdpdash.run.stop import stop_run
+    from tpdpdash.ui.serve import serve_command
+    from tpdpdash.ui.token import start_token
+
+    started: list[Server] = []
+
+    def start() -> Server:
+        port, log = _free_port(), tmp_path / f"server-{len(started)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                serve_command(port, "127.0.0.1"), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                env=dict(os.environ),
+            )  # fmt: skip
+        started.append(Server(port=port, token=start_token(), log=log, process=process))
+        _wait_until_up(port, process, log)
+        return started[-1]
+
+    yield start
+    for run_id in run_ids(runs_root):
+        stop_run(RunFolder(runs_root / run_id), by="signal")
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()
+        assert "Traceback" not in server.log.read_text(), server.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's chromium."""
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=[*flags, "--disable-component-update"])
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Tab:
+    """One tab, with everything that went wrong in it."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+    def open(self, url: str) -> Page:
+        """Go there and wait until the script has run."""
+        self.page.goto(url, wait_until="domcontentloaded")
+        return self.settled()
+
+    def settled(self, pause_ms: int = 800) -> Page:
+        """Wait until the script has run and what it sent is drawn."""
+        self.page.wait_for_selector(IDLE, timeout=120_000)
+        self.page.wait_for_timeout(pause_ms)
+        self.page.wait_for_selector(IDLE, timeout=120_000)
+        return self.page
+
+    def text(self) -> str:
+        """What stands on the page."""
+        return self.page.locator("[data-testid=stMain]").inner_text()
+
+    def shot(self, name: str) -> None:
+        """Keep a picture of the whole page."""
+        width = self.page.viewport_size["width"] if self.page.viewport_size else 1440
+        height = self.page.locator("[data-testid=stMainBlockContainer]").evaluate("e => e.scrollHeight")
+        self.page.set_viewport_size({"width": width, "height": min(max(900, int(height) + 80), 6000)})
+        self.page.wait_for_timeout(700)
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+        self.page.set_viewport_size({"width": width, "height": 1000})
+
+
+@pytest.fixture
+def new_tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Tab]]:
+    """A tab of a new browser profile; errors, dialogs and requests elsewhere are collected. Each leaves a picture."""
+    contexts = []
+
+    def make(width: int = 1440, scheme: str = "light") -> Tab:
+        context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)  # type: ignore[arg-type]
+        contexts.append(context)
+        tab = Tab(context.new_page())
+
+        def on_console(message: ConsoleMessage) -> None:
+            if message.type == "error" and not EXPECTED.search(message.text):
+                tab.errors.append(message.text)
+
+        tab.page.on("console", on_console)
+        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
+        tab.page.on("dialog", lambda dialog: (tab.dialogs.append(dialog.message), dialog.dismiss()))
+        tab.page.on(
+            "request",
+            lambda request: (
+                tab.outside.append(request.url)
+                if request.url.startswith("http") and "//127.0.0.1:" not in request.url
+                else None
+            ),
+        )
+        return tab
+
+    yield make
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for i, context in enumerate(contexts):
+        for page in context.pages:
+            page.screenshot(path=SHOTS / f"{request.node.name}-{i}.png")
+        context.close()
