@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.telemetry.record import COLLECTIVE_PHASES, PHASES
+from tpdpdash.telemetry.snapshot import Floats, Telemetry
 
-Floats = NDArray[np.float64]
 OWN_WORK = ("data", "forward", "backward", "loss", "optimizer")
 """Phases in which a rank waits for nobody."""
 _DENSE_GRID = ("tp", "cp", "dp", "pp")

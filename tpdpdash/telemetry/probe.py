@@ -24,128 +24,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from tpdpdash.telemetry.process import boot_id, peak_resident_bytes, resident_bytes, start_time_s
 from tpdpdash.telemetry.record import COLLECTIVE_PHASES, MAX_ACTIONS, PHASES, RUN_DIR_VARIABLE, RecordWriter, rank_file
+from tpdpdash.telemetry.regions import NO_ACTION, Action, Region, State, Timed
 
 HEARTBEAT_S = 1.0
 MAX_TRACEBACK_CHARS = 20_000
 _OTHER = PHASES.index("other")
-_OUTSIDE = len(PHASES)  # the slot of time in no region: unattributed, never written
-
-
-class Timed(Protocol):
-    """What `with` takes: a region or an action. Not an abstract base class: those cost a dictionary an object."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-class _Region:
-    """One reusable region: entering and leaving it moves the running time to the right slot."""
-
-    __slots__ = ("_clock", "_collective", "_phase", "_state")
-
-    def __init__(self, state: _State, phase: int, collective: str | None) -> None:
-        self._state = state
-        self._clock = state.clock
-        self._phase = phase
-        self._collective = collective
-
-    def __enter__(self) -> None:
-        state = self._state
-        now = self._clock()
-        current = state.current
-        state.seconds[current] += now - state.since
-        state.stack.append(current)
-        state.current = self._phase
-        state.since = now
-        state.num_regions += 1
-        if self._collective is not None:
-            state.last_collective = self._collective
-            state.num_collectives += 1
-
-    def __exit__(self, *_: object) -> None:
-        state = self._state
-        now = self._clock()
-        state.seconds[state.current] += now - state.since
-        state.current = state.stack.pop()
-        state.since = now
-
-
-class _State:
-    """What the regions of one probe share; read by the heartbeat thread without a lock (each field is one object)."""
-
-    __slots__ = (
-        "clock",
-        "current",
-        "in_step",
-        "last_collective",
-        "last_event",
-        "num_collectives",
-        "num_regions",
-        "seconds",
-        "since",
-        "stack",
-        "step",
-    )
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.seconds = [0.0] * (len(PHASES) + 1)
-        self.stack: list[int] = []
-        self.current = _OUTSIDE
-        self.since = clock()
-        self.num_regions = 0
-        self.num_collectives = 0
-        self.last_collective: str | None = None
-        self.last_event = "starting"
-        self.step: int | None = None  # the step that was started last
-        self.in_step = False
-
-    def phase_name(self) -> str:
-        """The region that runs now; outside any region "unattributed" in a step, else the last event."""
-        current = self.current
-        if current != _OUTSIDE:
-            return PHASES[current]
-        return "unattributed" if self.in_step else self.last_event
-
-
-class Action:
-    """One pipeline action of a sampled step."""
-
-    __slots__ = ("_actions", "_clock", "_label", "_origin", "_start")
-
-    def __init__(self, actions: list[list[object]], clock: Callable[[], float], origin: float, label: list[object]):
-        self._actions = actions
-        self._clock = clock
-        self._origin = origin
-        self._label = label
-        self._start = 0.0
-
-    def __enter__(self) -> None:
-        self._start = self._clock()
-
-    def __exit__(self, *_: object) -> None:
-        now = self._clock()
-        self._actions.append([*self._label, round(self._start - self._origin, 7), round(now - self._start, 7)])
-
-
-class _NoAction:
-    """An action of a step that is not sampled: costs nothing."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-_NO_ACTION = _NoAction()
 
 
 class Step:
@@ -246,7 +132,7 @@ class Probe:
         self.device = device
         self._hello: dict[str, object] = {"local_rank": local_rank, "world_size": world_size}
         self._hello |= {"coords": dict(coords or {}), "backend": backend, "device": device}
-        self._state = _State(clock)
+        self._state = State(clock)
         self._regions: dict[tuple[str, str], Timed] = {}
         self._timeline_every = timeline_every
         self._actions: list[list[object]] | None = None
@@ -314,7 +200,7 @@ class Probe:
         """One pipeline action ("F" or "B"); kept on sampled steps only."""
         actions = self._actions
         if actions is None or len(actions) >= MAX_ACTIONS:
-            return _NO_ACTION
+            return NO_ACTION
         return Action(actions, self._state.clock, self._origin, [kind, stage, microbatch])
 
     def step(self, step: int) -> Step:
@@ -364,7 +250,7 @@ class Probe:
         sys.excepthook = noting
 
     def _new_region(self, phase: int, collective: str | None) -> Timed:
-        return _Region(self._state, phase, collective)
+        return Region(self._state, phase, collective)
 
     def _begin_step(self, step: Step, origin: float) -> None:
         is_sampled = step.step >= 2 and (step.step - 2) % self._timeline_every == 0

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
-from tpdpdash.telemetry.probe import Probe, Step, Timed, time_fields
+from tpdpdash.telemetry.probe import Probe, Step, time_fields
 from tpdpdash.telemetry.record import PHASES
+from tpdpdash.telemetry.regions import OUTSIDE, Timed
 
 MAX_PENDING_STEPS = 8
 """Steps whose events have not been reached yet; of an older one the record is written without times."""
-_OUTSIDE = len(PHASES)
 _MS = 1e-3
 
 
@@ -151,7 +151,7 @@ class TorchProbe(Probe):
         self._event_actions = []
 
     def _write_step(self, step: Step, step_s: float, seconds: list[float]) -> None:
-        self._marks.append((self._take_event(), _OUTSIDE))
+        self._marks.append((self._take_event(), OUTSIDE))
         fields = step.fields(step_s, seconds)
         self._pending.append(_Pending(step, fields, self._marks, self._event_actions))
         self._marks, self._event_actions, self._actions = [], [], None
