@@ -83,7 +83,7 @@ def show(job: Job, estimate: Estimate) -> None:
         rank_card(job, estimate, rank, groups)
     left, right = st.columns([5, 3])
     with left:
-        timeline_card(estimate)
+        timeline_card(job, estimate)
     with right:
         memory_card(estimate)
     collectives_card(job, estimate, rank)
@@ -116,10 +116,10 @@ def rank_card(job: Job, estimate: Estimate, rank: int, groups: dict[str, list[li
         st.code(layout_view.copyable(groups, form or "JSON"), language=(form or "JSON").lower(), height=150)
 
 
-def timeline_card(estimate: Estimate) -> None:
+def timeline_card(job: Job, estimate: Estimate) -> None:
     """The pipeline's actions, and the microbatches in flight below."""
     with parts.card(t("Pipeline timeline"), timeline_view.caption(estimate)) as controls:
-        drawn = timeline_view.draw(estimate)
+        drawn = timeline_view.draw(job, estimate)
         window = timeline_view.pick_window(drawn, controls)
         chart = timeline(
             window,

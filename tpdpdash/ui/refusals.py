@@ -38,12 +38,29 @@ TITLES: Mapping[str, str] = {
     "degree_not_in_framework": "The framework has no such parallelism",
     "interleaved_without_pipeline": "Chunks need a pipeline",
     "precision_not_on_device": "The device does not support the precision",
+    "dp_not_world": "The degrees do not make up the world",
+    "shard_size_not_divisor": "The shard size does not divide DP",
+    "out_of_range": "A value is out of range",
+    "no_experts": "The model has no experts",
+    "rank_order_pp_not_last": "The rank order needs PP last",
+    "rank_order_splits_pipelines": "The rank order splits pipelines",
+    "experts_need_sequence_parallel": "Experts need sequence parallelism",
+    "schedule_not_priced": "The schedule is not built yet",
+    "pipeline_without_schedule": "The schedule does not go with PP",
+    "chunks_without_interleaving": "Several chunks need an interleaved schedule",
+    "interleaved_needs_chunks": "Interleaving needs at least two chunks",
+    "stage_entries_not_pp": "The stage split does not have PP entries",
+    "stage_layers_do_not_sum": "The stage split does not have all layers",
+    "interleaved_few_microbatches": "Too few microbatches to interleave",
+    "sequence_beyond_positions": "The sequence is longer than the position table",
+    "recompute_layers_unused": "Recomputed layers without full recomputation",
 }
+BUILTIN = "The built-in worker cannot run it"
 
 
 def title(code: str) -> str:
-    """A refusal in a few words; a rule without words of its own shows its name."""
-    return t(TITLES[code]) if code in TITLES else code.replace("_", " ")
+    """A refusal in a few words. The sentence of the fault says it in full."""
+    return t(BUILTIN) if code.startswith("builtin_") else t(TITLES[code])
 
 
 NAMES: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,10 @@ from streamlit.delta_generator import DeltaGenerator
 from tpdpdash.charts.palette import PHASE_ORDER
 from tpdpdash.charts.timeline import MAX_MARKS, Window, window_of
 from tpdpdash.cost.result import Estimate
+from tpdpdash.cost.timeline import StepTimeline, step_timeline
+from tpdpdash.job import Job
 from tpdpdash.layout.layout import Layout
-from tpdpdash.schedule.actions import schedule_actions
-from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline, simulate
+from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline
 from tpdpdash.text import t
 from tpdpdash.units import format_count, format_memory, format_time
 
@@ -51,28 +52,22 @@ def drawn_microbatches(layout: Layout, num_microbatches: int) -> int:
     return max(group, MAX_ACTIONS // per_microbatch // group * group)
 
 
-def draw(estimate: Estimate) -> DrawnStep:
+def draw(job: Job, estimate: Estimate) -> DrawnStep:
     """The schedule of an estimate with its own stage times, then what follows the pipeline."""
-    layout = estimate.layout
+    layout, training = estimate.layout, job.training
     microbatches = drawn_microbatches(layout, estimate.num_microbatches)
-    actions = schedule_actions(
-        "1f1b" if layout.schedule == "none" else layout.schedule,
-        layout.pp,
-        microbatches,
-        layout.num_model_chunks,
-        layout.microbatch_group_size_per_vp_stage if layout.schedule == "interleaved" else None,
-    )
-    forward = [stage.forward_s for stage in estimate.stages]
-    backward = [stage.backward_s for stage in estimate.stages]
-    ran = simulate(actions, forward, backward)
-    bars, end = _bars(ran, layout.pp, estimate)
-    flight = _in_flight(ran, layout.num_model_chunks)
+    if microbatches < estimate.num_microbatches:
+        smaller = microbatches * layout.micro_batch_size * layout.dp
+        job = replace(job, training=replace(training, global_batch_size=smaller))
+    step = step_timeline(job, estimate)
+    bars = _bars(step)
+    flight = _in_flight(step.pipeline, layout.num_model_chunks)
     most = float(flight["count"].max())
     present = set(bars["kind"]) | ({"bubble"} if layout.pp > 1 else set())
     return DrawnStep(
         bars=bars,
-        total_s=end,
-        pipeline_end_s=ran.total_s,
+        total_s=step.total_s,
+        pipeline_end_s=step.pipeline.total_s,
         in_flight=flight,
         in_flight_note=t(
             "{count} in flight at most, {bytes} of activations",
@@ -84,9 +79,10 @@ def draw(estimate: Estimate) -> DrawnStep:
     )
 
 
-def _bars(ran: Timeline, pp: int, estimate: Estimate) -> tuple[pd.DataFrame, float]:
-    """Every action as a bar, then the exposed data parallel messages and the optimizer on every stage."""
-    bars = pd.DataFrame(
+def _bars(step: StepTimeline) -> pd.DataFrame:
+    """Every action as a bar with its microbatch, then the messages and the optimizer after them."""
+    ran = step.pipeline
+    actions = pd.DataFrame(
         {
             "lane": ran.rank,
             "kind": np.where(ran.kind == FORWARD, "forward", "backward"),
@@ -95,15 +91,8 @@ def _bars(ran: Timeline, pp: int, estimate: Estimate) -> tuple[pd.DataFrame, flo
             "end_s": ran.start_s + ran.duration_s,
         }
     )
-    start = ran.total_s
-    tail = []
-    for kind in ("dp", "optimizer"):
-        took = estimate.parts[f"{kind}_s"]
-        if took > 0:
-            each = {"kind": kind, "label": "", "start_s": start, "end_s": start + took}
-            tail.append(pd.DataFrame([{"lane": lane, **each} for lane in range(pp)]))
-            start += took
-    return pd.concat([bars, *tail], ignore_index=True), start
+    after = [(bar.stage, bar.part, "", bar.start_s, bar.start_s + bar.duration_s) for bar in step.bars]
+    return pd.concat([actions, pd.DataFrame(after, columns=actions.columns)], ignore_index=True)
 
 
 def _in_flight(ran: Timeline, num_model_chunks: int) -> pd.DataFrame:

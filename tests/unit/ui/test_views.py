@@ -1,0 +1,150 @@
+"""The plain tables between rooms and charts: what a rank holds, drawn steps, refusals in words, the 16 devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tpdpdash.cost.estimate import estimate_job
+from tpdpdash.cost.result import OUT_OF_MEMORY
+from tpdpdash.job import Job, parse_job
+from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.rules import RULES
+from tpdpdash.ui import (
+    estimate_view,
+    layout_view,
+    learn_costs,
+    learn_view,
+    learn_words,
+    rank_view,
+    refusals,
+    timeline_view,
+)
+
+
+def job(layout: str, *, nodes: int = 2, batch: int = 64, model: str = "llama-3-8b") -> Job:
+    """A job on H100s with these layout keys."""
+    return parse_job(
+        f'[model]\npreset = "{model}"\n[cluster]\ndevice = "H100-SXM5-80GB"\nnodes = {nodes}\n'
+        f"[training]\nseq_len = 4096\nglobal_batch_size = {batch}\n[layout]\n{layout}"
+    ).resolved()
+
+
+# ----------------------------------------------------------------------------------------- a rank
+
+
+def test_interleaved_chunks_hold_layers_far_apart() -> None:
+    layout = Layout(pp=2, num_model_chunks=2, layers_per_stage=(4, 4), schedule="interleaved")
+    assert rank_view.held_layers(layout, 0) == [(0, 1), (4, 5)]
+    assert rank_view.held_layers(layout, 1) == [(2, 3), (6, 7)]
+
+
+def test_all_stages_together_hold_every_layer_once() -> None:
+    layout = Layout(pp=4, num_model_chunks=2, layers_per_stage=(8, 8, 8, 8), schedule="interleaved")
+    spans = [span for stage in range(4) for span in rank_view.held_layers(layout, stage)]
+    assert sorted(layer for first, last in spans for layer in range(first, last + 1)) == list(range(32))
+
+
+def test_ranks_that_share_a_kv_head_name_the_same_one() -> None:
+    asked = job("tp = 16", nodes=2)
+    layout = asked.layout()
+    held = [dict(rank_view.holdings(layout, asked.model, asked.training, r, 0, 0))["Attention"] for r in (0, 1, 2)]
+    assert held[0].endswith("KV heads 0 of 8")
+    assert held[1].endswith("KV heads 0 of 8")
+    assert held[2].endswith("KV heads 1 of 8")
+
+
+def test_the_parameters_of_all_ranks_of_one_replica_make_up_the_model() -> None:
+    asked = job("tp = 1\npp = 4")
+    layout = asked.layout()
+    parts = [rank_view.rank_parameters(asked, layout, stage * 4) for stage in range(4)]
+    assert sum(part for part, _ in parts) == pytest.approx(parts[0][1], rel=0.001)
+
+
+def test_groups_that_are_long_are_cut_and_say_how_long_they_are() -> None:
+    assert layout_view.members(range(4)) == "[0, 1, 2, 3]"
+    assert layout_view.members(range(0, 256, 2)) == "[0, 2, 4, 6, …, 254] (128 ranks)"
+
+
+def test_a_group_over_several_nodes_of_one_nvlink_domain_stays_on_nvlink() -> None:
+    asked = job("tp = 8")
+    wide = replace(asked.cluster, scale_up_domain_size=16)
+    group = layout_view.RankGroup(kind="dp", index=0, count=8, ranks=(0, 8), nodes=(0, 1))
+    assert layout_view.link_name(group, asked.cluster) == asked.cluster.network.name
+    assert layout_view.link_name(group, wide) == asked.cluster.scale_up.name
+
+
+# ----------------------------------------------------------------------------------------- a step
+
+
+def test_the_drawn_step_has_every_action_and_ends_with_the_optimizer() -> None:
+    asked = job("tp = 2\npp = 4")
+    estimate = estimate_job(asked)
+    drawn = timeline_view.draw(asked, estimate)
+    assert (drawn.bars["kind"] == "forward").sum() == 4 * estimate.num_microbatches
+    assert drawn.bars["end_s"].max() == pytest.approx(drawn.total_s)
+    assert drawn.bars.loc[drawn.bars["end_s"].idxmax(), "kind"] == "optimizer"
+    assert drawn.total_s == pytest.approx(estimate.step_s, rel=0.05)
+
+
+def test_microbatches_in_flight_rise_to_the_depth_of_the_pipeline_and_end_at_none() -> None:
+    asked = job("tp = 2\npp = 4")
+    flight = timeline_view.draw(asked, estimate_job(asked)).in_flight
+    assert flight["count"].max() == 4
+    assert flight["count"].iloc[-1] == 0
+
+
+def test_a_step_of_very_many_microbatches_is_drawn_with_fewer_and_says_so() -> None:
+    asked = job("tp = 8\npp = 2", batch=65536)
+    estimate = estimate_job(asked)
+    drawn = timeline_view.draw(asked, estimate)
+    assert drawn.num_microbatches < estimate.num_microbatches
+    assert len(drawn.bars) <= timeline_view.MAX_ACTIONS + 16
+    assert "drawn with" in timeline_view.caption(estimate)
+
+
+def test_memory_of_many_stages_keeps_the_fullest_one() -> None:
+    asked = job("tp = 1\npp = 32", nodes=4, batch=64)
+    estimate = estimate_job(asked)
+    table, names, fullest = estimate_view.memory_table(estimate)
+    assert len(names) <= estimate_view.MAX_STAGES
+    assert names[fullest] == f"stage {estimate_view.fullest_stage(estimate)}"
+    assert {f"stage {0}", f"stage {31}"} <= set(names)
+    assert table.groupby("row")["value"].sum().max() == pytest.approx(estimate.peak_bytes)
+
+
+def test_the_drawn_parts_of_a_step_add_up_to_it() -> None:
+    estimate = estimate_job(job("tp = 2\npp = 4"))
+    assert estimate_view.step_table([estimate.parts])["value"].sum() == pytest.approx(estimate.step_s)
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+
+def test_every_rule_has_words() -> None:
+    for code in (OUT_OF_MEMORY, *(rule.code for rule in RULES)):
+        assert refusals.title(code)
+
+
+# ------------------------------------------------------------------------------------------ learn
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_question_offers_its_answer_among_others_whoever_is_chosen(tp: int, pp: int) -> None:
+    for device in range(learn_view.WORLD_SIZE):
+        world = learn_view.learn_world(tp, pp, device)
+        assert learn_words.right_answer(world) in learn_words.answers(world)
+        assert len(learn_words.answers(world)) >= 3
+        assert learn_words.asked(world) != device
+
+
+def test_the_examples_figures_come_from_the_estimate_and_halve_with_tp_and_pp() -> None:
+    alone, half, stages, replicas = (learn_costs.priced(**d) for d in ({}, {"tp": 2}, {"pp": 2}, {"dp": 8}))
+    assert half.states_bytes == pytest.approx(alone.states_bytes / 2, rel=0.01)
+    assert stages.states_bytes < 0.6 * alone.states_bytes
+    assert replicas.states_bytes == pytest.approx(alone.states_bytes)
+    assert learn_costs.priced(dp=8, zero_stage=1).states_bytes < replicas.states_bytes
+    assert alone.sent_bytes("tp") == 0
+    assert half.sent_bytes("tp") > stages.sent_bytes("pp") > 0
