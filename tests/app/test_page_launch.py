@@ -28,8 +28,9 @@ def test_a_rehearsal_lists_checks_and_every_change_before_the_start() -> None:
     assert "TP 2 × PP 2 × DP 2 = 8 ranks" in texts(at)
     changes = at.table[1].value
     asked = dict(zip(changes.iloc[:, 0], changes["Asked"], strict=True))
-    assert asked["Layers"] == "32"
-    assert asked["Vocabulary"] == "128,256"
+    assert asked["Layers"] == ":gray[32]"
+    assert asked["Vocabulary"] == ":gray[128,256]"
+    assert "shrunken" in changes["Rehearsed"].iloc[0]
     assert not start_button(at).disabled
 
 

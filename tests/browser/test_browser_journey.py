@@ -64,8 +64,11 @@ def test_rehearse_watch_reload_restart_and_stop(
     page.reload()
     tab.settled()
     second = wait_for_more_steps(tab, than=first)
+    assert tab.errors == []
+    assert tab.outside == []
+    tab.page.close()
     server.stop()
-    server = start_server()
+    server, tab = start_server(), new_tab()
     page = tab.open(server.url("watch", run=run_id))
     wait_for_more_steps(tab, than=second)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STARTED = "launch-started"
 _REQUEST = "launch-request"
-_SIZE_WORDS = {
+_KEY_WORDS = {
     "model.num_layers": "Layers",
     "model.hidden_size": "Hidden size",
     "model.ffn_hidden_size": "MLP size",
@@ -39,6 +39,15 @@ _SIZE_WORDS = {
     "cluster.device": "Device",
     "cluster.nodes": "Nodes",
     "cluster.devices_per_node": "Devices in a node",
+    "layout.zero_stage": "ZeRO stage",
+    "layout.layers_per_stage": "Layers per stage",
+    "layout.schedule": "Schedule",
+    "layout.num_model_chunks": "Model chunks",
+    "layout.sequence_parallel": "Sequence parallel",
+    "layout.overlap_grad_reduce": "Gradients overlap",
+    "layout.overlap_param_gather": "Parameters overlap",
+    "layout.overlap_tp": "TP messages overlap",
+    **{f"layout.{name}": name.upper() for name in ("tp", "cp", "pp", "dp", "ep")},
 }
 _CHECKS = {
     "layout": "Layout", "world_size": "Ranks", "cores": "Cores", "memory": "Memory", "platform": "System",
@@ -255,21 +264,24 @@ def _changes(launch: Prepared) -> None:
             st.caption(t("Nothing is changed but the cluster. A model of full size needs GPUs that hold it."))
         return
     with parts.card(t("What the rehearsal changes"), t("{n} changes", n=len(launch.changes))):
-        parts.table(changes_table(launch.changes))
+        parts.table(changes_table(launch.changes), is_markdown=True)
 
 
 def changes_table(changes: Sequence[Change]) -> pd.DataFrame:
-    """Each change of a rehearsal: what was asked, what runs, why."""
+    """Each change of a rehearsal: what was asked, what runs and why (cells are markdown)."""
     rows = [
         {
-            "": t(_SIZE_WORDS[change.key]) if change.key in _SIZE_WORDS else change.key.partition(".")[2],
-            t("Asked"): _shown(change.asked),
-            t("Rehearsed"): _shown(change.rehearsed),
-            t("Because of"): t(_REASONS.get(change.reason, change.reason)),
+            "": t(_KEY_WORDS[change.key]) if change.key in _KEY_WORDS else parts.literal(change.key.partition(".")[2]),
+            t("Asked"): f":gray[{parts.literal(_shown(change.asked))}]",
+            t("Rehearsed"): f"**{parts.literal(_shown(change.rehearsed))}** :small[:gray[{_reason(change)}]]",
         }
         for change in changes
     ]
-    return pd.DataFrame(rows, columns=["", t("Asked"), t("Rehearsed"), t("Because of")])
+    return pd.DataFrame(rows, columns=["", t("Asked"), t("Rehearsed")])
+
+
+def _reason(change: Change) -> str:
+    return t(_REASONS.get(change.reason, change.reason))
 
 
 def _shown(value: object) -> str:
