@@ -34,7 +34,7 @@ from tpdpdash.layout.columns import LayoutColumns
 Key = tuple[str, str, str]
 """("device" or "framework", its name, the constant)."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    "gemm_efficiency": (0.4, 0.95),
+    "gemm_efficiency": (0.5, 0.95),
     "gemm_half_k": (200.0, 3000.0),
     "gemm_frac": (0.5, 1.0),
     "layer_kernels": (4.0, 400.0),

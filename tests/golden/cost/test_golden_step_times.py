@@ -10,13 +10,13 @@ RUNS = rows_of("korthikanti_runs.csv")
 
 
 @pytest.mark.parametrize("row", RUNS, ids=lambda row: f"{row['model_name']} {row['recompute']}")
-def test_step_times_of_korthikanti_table_5_are_met_within_a_tenth(row):
-    assert priced_2022(row).step_s == pytest.approx(float(row["step_time_s"]), rel=0.10)
+def test_step_times_of_korthikanti_table_5_are_met_within_seven_per_cent(row):
+    assert priced_2022(row).step_s == pytest.approx(float(row["step_time_s"]), rel=0.07)
 
 
-def test_step_times_of_korthikanti_table_5_are_met_within_a_twentieth_on_average():
+def test_step_times_of_korthikanti_table_5_are_met_within_four_per_cent_on_average():
     errors = [priced_2022(row).step_s / float(row["step_time_s"]) - 1 for row in RUNS]
-    assert np.mean(np.abs(errors)) < 0.05
+    assert np.mean(np.abs(errors)) < 0.04
 
 
 @pytest.mark.parametrize("size", ["megatron-22B", "turing-530B", "megatron-1T"])
@@ -27,3 +27,14 @@ def test_sequence_parallelism_with_selective_recompute_gains_what_the_paper_meas
     )
     measured = float(full["step_time_s"]) / float(selective["step_time_s"])
     assert priced_2022(full).step_s / priced_2022(selective).step_s == pytest.approx(measured, rel=0.06)
+
+
+@pytest.mark.parametrize(("how", "split", "seconds"), [("full", "0", 18.13), ("selective", "1", 13.75)])
+def test_step_times_of_175b_which_no_fit_has_seen_are_met_within_four_per_cent(how, split, seconds):
+    """Korthikanti 2022 (arXiv:2205.05198) table 5, 175B: TP 8, PP 8, interleave 3, 64 A100, batch 64."""
+    row = {
+        **next(r for r in RUNS if r["model_name"] == "turing-530B"),
+        **{"num_layers": "96", "hidden": "12288", "num_heads": "96", "pp": "8", "global_batch": "64"},
+        **{"recompute": how, "sequence_parallel": split},
+    }
+    assert priced_2022(row).step_s == pytest.approx(seconds, rel=0.04)
