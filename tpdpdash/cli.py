@@ -148,12 +148,12 @@ def run(
     from tpdpdash.cost.estimate import estimate_job
     from tpdpdash.job import parse_job, read_job_text
     from tpdpdash.run.preflight import failed, preflight
-    from tpdpdash.run.start import start_run
+    from tpdpdash.run.start import runnable, start_run
 
     asked = read_job_text(job)
     wanted = parse_job(asked, job.parent)
     _tell(fault_lines(wanted.notices))
-    planned, changes = _rehearsed(wanted) if rehearse else (wanted.resolved(), ())
+    planned, changes = _rehearsed(wanted) if rehearse else (runnable(wanted), ())
     prediction = estimate_job(planned).to_json()
     against = failed(preflight(planned, prediction=prediction))
     if against:

@@ -16,12 +16,12 @@ from tpdpdash.layout.layout import Layout, LayoutPins, Schedule
 from tpdpdash.layout.resolve import resolve_layout
 from tpdpdash.run.change import Change, Reason
 from tpdpdash.run.shrink import shrink_model
+from tpdpdash.run.start import DEFAULT_STEPS
 from tpdpdash.training import Precision, Training
 
 MAX_RANKS = 16
 MAX_SEQ_LEN = 128
 MAX_MICROBATCHES = 16
-DEFAULT_STEPS = 20
 _WORKER_PRECISIONS = ("bf16", "fp16", "fp32")
 _DERIVED = {"dp_shard_size": "dp", "etp": "tp", "microbatch_group_size_per_vp_stage": "pp"}
 """Layout keys that are not worth a line while they equal another one, before and after."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +13,18 @@ from tpdpdash.job import Job, write_job
 from tpdpdash.run.change import Change
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.request import RunRequest, start_request
+
+DEFAULT_STEPS = 20
+"""Steps of a run that states none."""
+
+
+def runnable(job: Job) -> Job:
+    """The job as the built-in worker runs it, every key fixed: its framework's habits are the worker's own.
+
+    Raises InvalidInputError with every fault, those of the worker's limits included.
+    """
+    steps = DEFAULT_STEPS if job.training.steps is None else job.training.steps
+    return replace(job, training=replace(job.training, framework="builtin", steps=steps)).resolved()
 
 
 def start_run(
@@ -29,7 +41,7 @@ def start_run(
     `asked`: text of the Job as it was asked; `prediction`: estimate of `job` as it runs; `changes`: what a rehearsal
     changed. Calls with one `request_id` start one run. Raises InvalidInputError: nothing is left behind then.
     """
-    run = job.resolved()
+    run = runnable(job)
     layout = run.layout()
     files = {"job.toml": write_job(run), "asked.toml": asked if asked is not None else write_job(job)}
     if prediction is not None:
