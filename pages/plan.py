@@ -61,7 +61,7 @@ def found(plan: Plan, ranked: Estimates, job: Job, answer: DeltaGenerator, actio
     """The page of a plan with at least one layout that fits."""
     rows = plan.variants
     codes = plan_view.codes(ranked, rows)
-    chosen, estimate = plan_view.chosen(ranked, rows, codes, view)
+    chosen, estimate = plan_view.chosen(ranked, rows, codes, plan_view.follow_inputs(view, job, codes[0]))
     with answer:
         parts.verdict(
             "good",

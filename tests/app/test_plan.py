@@ -114,6 +114,14 @@ def test_changing_an_input_changes_the_address_and_the_answer() -> None:
     assert at.success[0].value != before
 
 
+def test_changed_inputs_choose_the_new_plans_best_layout() -> None:
+    at = open_plan(**SMALL, layout="tp2-pp2-dp2")
+    assert param(at, "layout") == "tp2-pp2-dp2"
+    at.get_by_key("view-batch").set_value(128).run()
+    assert at.button[0].label == "Open layout 1"
+    assert param(at, "layout") != "tp2-pp2-dp2"
+
+
 def test_nothing_fits_says_how_far_the_closest_layout_misses_and_what_would_help() -> None:
     at = open_plan(model="gpt3-175b", device="A100-SXM4-80GB", nodes="1", seq="2048", batch="64")
     assert not at.exception

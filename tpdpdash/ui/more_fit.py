@@ -22,6 +22,7 @@ PIN_WORDS = {
     "tp": "TP", "pp": "PP", "dp": "DP", "cp": "CP", "ep": "EP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch",
     "num_model_chunks": "chunks", "recompute": "recompute",
 }  # fmt: skip
+MOST_NODES_FACTOR = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Change:
 
 
 def changes(job: Job) -> Iterator[Change]:
-    """Every pin let go, smaller states, and twice the nodes."""
+    """Every pin let go, smaller states, and more nodes."""
     given = job.pins.given()
     for name, value in given.items():
         word = PIN_WORDS.get(name, name)
@@ -49,8 +50,18 @@ def changes(job: Job) -> Iterator[Change]:
         halved = replace(training, optimizer_states="bf16")
         yield Change(text=t("optimizer states in bf16"), job=replace(job, training=halved))
     if "dp" not in given:
-        doubled = replace(job.cluster, nodes=2 * job.cluster.nodes)
-        yield Change(text=t("twice the nodes: {nodes}", nodes=doubled.nodes), job=replace(job, cluster=doubled))
+        yield _more_nodes(job)
+
+
+def _more_nodes(job: Job) -> Change:
+    """Twice the nodes; when nothing fits either, twice again, up to MOST_NODES_FACTOR times as many."""
+    factor, grown = 1, job
+    while factor < MOST_NODES_FACTOR:
+        factor *= 2
+        grown = replace(job, cluster=replace(job.cluster, nodes=factor * job.cluster.nodes))
+        if services.plan_for(grown).feasible:
+            break
+    return Change(text=t("{factor} times the nodes: {nodes}", factor=factor, nodes=grown.cluster.nodes), job=grown)
 
 
 def table(plan: Plan, job: Job) -> None:
@@ -74,10 +85,11 @@ def table(plan: Plan, job: Job) -> None:
 def _row(plan: Plan, change: Change) -> dict[str, str]:
     other = services.plan_for(change.job)
     gained = other.feasible - plan.feasible
-    sign = "+" if gained >= 0 else MINUS
+    # The backslash keeps a leading plus from being read as a list.
+    sign = "\\+ " if gained > 0 else f"{MINUS} " if gained < 0 else ""
     return {
         t("Change"): change.text,
-        t("Layouts gained"): f"{sign} {format_count(abs(gained))}",
+        t("Layouts gained"): f"{sign}{format_count(abs(gained))}",
         t("Best tokens/s per {device}", device=device_word(change.job)): _speed(other) + _against(plan, other),
     }
 

@@ -17,8 +17,9 @@ BILLION = 1e9
 POWERS = tuple(2**i for i in range(11))
 PINS = {"tp": "TP", "pp": "PP", "dp": "DP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch"}
 WIDE_PINS = {"micro_batch_size": 142, "recompute": 150}
-PIN_PX, CLEAR_PX = 96, 26
-_UPLOAD, _UPLOAD_FAULTS, _TOKENS = "config-upload", "config-upload-faults", "plan-tokens"
+PIN_PX, CLEAR_PX = 103, 22
+_UPLOAD, _UPLOAD_FAULTS, _UPLOAD_NAMES = "config-upload", "config-upload-faults", "config-upload-names"
+_TOKENS = "plan-tokens"
 
 
 def inputs() -> None:
@@ -54,7 +55,11 @@ def _fields(view: state.JobState) -> None:
 
 
 def _model_name(model: str) -> str:
-    return parts.plain(model)
+    """A preset by its name; an upload by the name of its file as long as this tab knows it."""
+    if not model.startswith(uploads.PREFIX):
+        return parts.plain(model)
+    name = st.session_state.get(_UPLOAD_NAMES, {}).get(model, "config.json")
+    return t("{name} (uploaded)", name=parts.plain(name))
 
 
 def _pins(view: state.JobState) -> None:
@@ -110,7 +115,10 @@ def _take_upload() -> None:
     if dropped is None:
         return
     try:
-        state.update(model=uploads.keep_config(dropped.getvalue(), dropped.name))
+        model = uploads.keep_config(dropped.getvalue(), dropped.name)
     except InvalidInputError as wrong:
         found: tuple[Fault, ...] = wrong.faults
         st.session_state[_UPLOAD_FAULTS] = found
+        return
+    st.session_state[_UPLOAD_NAMES] = {**st.session_state.get(_UPLOAD_NAMES, {}), model: dropped.name}
+    state.update(model=model)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import streamlit as st
 
 from tpdpdash.cost.result import TIME_PARTS, Estimate
 from tpdpdash.faults import InvalidInputError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 8
 """Rows of the ranked table before "Show all"."""
+_LAST_PLAN = "plan-signature"
 BARS_SHOWN = 6
 """Layouts of which the step is drawn."""
 
@@ -135,21 +137,33 @@ def chosen(ranked: Estimates, rows: NDArray[np.intp], codes: list[str], view: st
 
     Anything else gives way to the best layout, in the address too.
     """
-    if view.layout not in codes:
-        try:
-            job = state.chosen_job(view)
-            estimate = None if job is None else services.estimate_for(job)
-        except InvalidInputError:
-            estimate = None
-        same = (
-            [] if estimate is None else [i for i, name in enumerate(names_of(ranked, rows)) if name == _name(estimate)]
-        )
-        if estimate is not None and same:
-            return same[0], estimate
-        state.update(layout=codes[0])
-        return 0, ranked.row(int(rows[0]))
-    position = codes.index(view.layout)
-    return position, ranked.row(int(rows[position]))
+    if view.layout in codes:
+        position = codes.index(view.layout)
+        return position, ranked.row(int(rows[position]))
+    estimate = _typed(view)
+    if estimate is not None and _name(estimate) in names_of(ranked, rows):
+        return names_of(ranked, rows).index(_name(estimate)), estimate
+    state.update(layout=codes[0])
+    return 0, ranked.row(int(rows[0]))
+
+
+def _typed(view: state.JobState) -> Estimate | None:
+    """The estimate of the layout in the address; None when there is none, or it is not possible."""
+    try:
+        job = state.chosen_job(view)
+        return None if job is None else services.estimate_for(job)
+    except InvalidInputError:
+        return None
+
+
+def follow_inputs(view: state.JobState, job: Job, best: str) -> state.JobState:
+    """The view; when this tab's inputs have changed since its last plan, with the new plan's best layout chosen.
+
+    A layout that came with the address of a first visit stays.
+    """
+    before = st.session_state.get(_LAST_PLAN)
+    st.session_state[_LAST_PLAN] = signature(job)
+    return state.update(layout=best) if before not in (None, signature(job)) else view
 
 
 def _name(estimate: Estimate) -> str:
