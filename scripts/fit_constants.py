@@ -140,8 +140,8 @@ def loss(groups: list[Group], values: Mapping[Key, float]) -> float:
 
 
 def fit(groups: list[Group], rounds: int) -> dict[Key, float]:
-    """Device curves on Megatron's dense runs, then what other frameworks and mixtures of experts reach of them, then the
-    curves of devices that Megatron has no run on."""
+    """Device curves on Megatron's dense runs, then what other frameworks and mixtures of experts reach of them, then
+    the curves of devices that Megatron has no run on."""
     values = starting_values(groups)
     defining = [g for g in groups if framework_of(g) in DEFINING and not g.runs[0].model.is_moe]
     known = {architecture(g.runs[0].cluster.device.name) for g in defining}

@@ -10,6 +10,7 @@ import numpy as np
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import SELECTIVE
 from tpdpdash.cost.arrays import Flags, Floats
+from tpdpdash.cost.case import case_of
 from tpdpdash.cost.frameworks import FrameworkHabits, framework_habits
 from tpdpdash.cost.memory import StageMemory, stage_memory
 from tpdpdash.cost.result import Estimate, StageEstimate
@@ -118,22 +119,15 @@ def estimate(
     """
     habits = habits or framework_habits(training.framework)
     kinds = stage_kinds(model, columns.stage_layers, columns.pp, columns.num_model_chunks)
-    cost = step_cost(model, cluster, training, habits, columns, kinds)
+    cost = step_cost(case_of(model, cluster, training, habits, columns), kinds)
     stage_time = cost.stages
     if every_stage:
         spread = {field.name: kinds.spread(getattr(stage_time, field.name)) for field in fields(stage_time)}
         stage_time = StageSeconds(**spread)
         kinds = kinds.every_stage()
     memory = stage_memory(model, cluster, training, habits, columns, kinds)
-    step_s = cost.parts.step_s
     speed = throughput(
-        model,
-        cluster,
-        training,
-        columns,
-        step_s,
-        _recomputed(cost, columns, habits.selective_kind),
-        _only_attention(columns, habits.selective_kind),
+        model, cluster, training, columns, cost.parts.step_s, *_recomputed(cost, columns, habits.selective_kind)
     )
     return Estimates(
         model=model,
@@ -149,16 +143,15 @@ def estimate(
     )
 
 
-def _only_attention(columns: LayoutColumns, selective_kind: str) -> Flags:
-    """Rows that recompute core attention only."""
-    return np.asarray((columns.recompute == SELECTIVE) & (selective_kind == "core_attention"))
+def _recomputed(cost: StepCost, columns: LayoutColumns, selective_kind: str) -> tuple[Floats, Flags]:
+    """(share of the layers' forward pass that is computed again, rows where only core attention is), each (n,).
 
-
-def _recomputed(cost: StepCost, columns: LayoutColumns, selective_kind: str) -> Floats:
-    """Share of the layers' forward pass that is computed again (n,); half of it where operators or layers are
-    selected."""
-    half = (columns.recompute == SELECTIVE) & (selective_kind != "core_attention")
-    return cost.gemm_recompute_frac * np.where(half, 0.5, 1.0)
+    Half of the forward pass where a framework selects operators or every second layer.
+    """
+    selective = columns.recompute == SELECTIVE
+    only_attention = selective & (selective_kind == "core_attention")
+    share = np.where(selective & ~only_attention, 0.5, 1.0)
+    return np.asarray(cost.gemm_recompute_frac * share), np.asarray(only_attention)
 
 
 def estimate_layout(model: ModelSpec, cluster: ClusterSpec, training: Training, columns: LayoutColumns) -> Estimate:

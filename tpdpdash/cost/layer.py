@@ -14,7 +14,6 @@ from tpdpdash.cost.operators import (
     DeviceRates,
     LinearSeconds,
     flash_attention_s,
-    gemm_s,
     linear_s,
     naive_attention_s,
     traffic_s,
@@ -25,9 +24,6 @@ from tpdpdash.training import Training
 
 if TYPE_CHECKING:
     from tpdpdash.units import Numeric
-
-UNALIGNED_VOCAB = 1.5
-"""Slow-down of the logits' GEMMs where the vocabulary is no multiple of 8: 1.4-1.9 on A100 (vTrain's rows)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,58 +232,4 @@ def _expert_traffic(
     fused = habits.traffic_frac
     return traffic_s(fused * (permuted + forward * e * inner), rates), traffic_s(
         fused * (permuted + backward * e * inner), rates
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndSeconds:
-    """What the first and the last stage compute besides, for one microbatch [s]."""
-
-    embedding_forward_s: Numeric
-    """Look-up."""
-    embedding_backward_s: Numeric
-    """Scattered addition into the table's gradient."""
-    head_forward_s: Numeric
-    """Final norm, logits, loss."""
-    head_backward_s: Numeric
-    """Their gradients."""
-
-
-def ends_s(
-    model: ModelSpec,
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    *,
-    tokens: Numeric,
-    tp: Numeric,
-    vocab_rows: Numeric,
-    sequence_parallel: Flag,
-) -> EndSeconds:
-    """Embedding and head. vocab_rows: padded rows of the table on one rank; rates: 16-bit ones also when training in
-    fp8.
-
-    The loss moves habits.logit_traffic_bytes a logit, a third of it in backward.
-    """
-    e, h = rates.element_bytes, model.hidden_size
-    split = np.where(sequence_parallel, tp, 1.0)
-    look_up = tokens * h * e / split
-    head = _head_linear(tokens, h, vocab_rows, rates)
-    loss = habits.logit_traffic_bytes * tokens * vocab_rows
-    return EndSeconds(
-        embedding_forward_s=traffic_s(2 * look_up, rates),
-        embedding_backward_s=traffic_s((1 + 2 * rates.gradient_bytes / e) * tokens * h * e, rates),
-        head_forward_s=head.forward_s + traffic_s(2 * loss / 3 + 2 * look_up, rates),
-        head_backward_s=head.backward_s + traffic_s(loss / 3 + 3 * look_up, rates),
-    )
-
-
-def _head_linear(tokens: Numeric, hidden_size: int, vocab_rows: Numeric, rates: DeviceRates) -> LinearSeconds:
-    """The head's three products; rows that are no multiple of 8 miss the tensor cores' fast layout."""
-    factor = np.where(vocab_rows % 8 == 0, 1.0, UNALIGNED_VOCAB)
-    gradient = gemm_s(hidden_size, tokens, vocab_rows, rates)
-    accumulate = traffic_s(2 * rates.gradient_bytes * hidden_size * vocab_rows, rates)
-    return LinearSeconds(
-        forward_s=factor * gemm_s(tokens, hidden_size, vocab_rows, rates),
-        input_gradient_s=factor * gemm_s(tokens, vocab_rows, hidden_size, rates),
-        weight_gradient_s=np.maximum(factor * gradient, accumulate),
     )

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.arrays import Floats, column, of_rows
-from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
-from tpdpdash.cost.frameworks import FrameworkHabits
-from tpdpdash.cost.layer import EndSeconds, ends_s, layer_s
-from tpdpdash.cost.memory import (
-    StageParameters,
-    recomputed_layers,
-    shard_sizes,
-    stage_parameters,
-    tokens_per_microbatch,
-)
-from tpdpdash.cost.operators import DeviceRates, device_rates, traffic_s
-from tpdpdash.cost.parameters import vocab_rows
-from tpdpdash.cost.passes import LayerPasses, Links, PassSeconds, layer_passes
+from tpdpdash.cost.case import Case
+from tpdpdash.cost.ends import case_ends_s, end_messages
+from tpdpdash.cost.memory import StageParameters, recomputed_layers, stage_parameters
+from tpdpdash.cost.optimizer import accumulation_s, optimizer_s
+from tpdpdash.cost.passes import PassSeconds, layer_passes
 from tpdpdash.cost.stages import StageKinds
-from tpdpdash.cost.states import sharded, state_bytes
-from tpdpdash.cost.traffic import data_s, exposed_hops_s, layout_links, stage_hop_s, tied_embedding_s
-from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.model.spec import ModelSpec
+from tpdpdash.cost.traffic import DataSeconds, data_s, exposed_hops_s, tied_embedding_s
 from tpdpdash.schedule.closed_form import pipeline_seconds
-from tpdpdash.training import Training
-
-HOST_LINK_BYTES_PER_S = 25e9
-"""PCIe 4 x16 as copies reach it: offloaded optimizer states read gradients from, and return weights to, the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,63 +81,65 @@ _PARTS = ("compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s")
 Parts = dict[str, "Floats"]
 
 
-def step_cost(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: Training,
-    habits: FrameworkHabits,
-    columns: LayoutColumns,
-    kinds: StageKinds,
-) -> StepCost:
+def step_cost(case: Case, kinds: StageKinds) -> StepCost:
     """The step of n layouts whose stages are `kinds`.
 
     T = pipeline(forward, backward of each stage) + exposed data parallel messages + optimizer. The critical stage is
     the one with the longest microbatch; data parallel and optimizer time are those of the stage where they take
     longest, since all stages meet in the gradient norm.
     """
-    rates = device_rates(cluster.device, training, habits.gemm_frac, habits.attention_frac)
-    links = layout_links(cluster, columns)
-    rows = vocab_rows(model, columns.tp, habits.name) + 0.0 * columns.tp
-    held = stage_parameters(model, habits, columns, kinds)
-    forward, backward = _stage_parts(model, cluster, training, habits, rates, columns, links, kinds, rows, held)
-    data = data_s(habits, rates, columns, links, held, kinds, _total(forward), _total(backward))
+    held = stage_parameters(case.model, case.habits, case.columns, kinds)
+    forward, backward = _stage_parts(case, kinds, held)
+    data = data_s(case, held, kinds, _total(forward), _total(backward))
     backward["dp_s"] = backward["dp_s"] + data.per_microbatch_s
-    forward_s, backward_s = _total(forward), _total(backward)
-    microbatches = columns.num_microbatches(training.global_batch_size)
-    busy = np.where(kinds.exists, forward_s + backward_s, -1.0)
+    tied = np.where(case.columns.pp > 1, tied_embedding_s(case), 0.0)
+    stages = StageSeconds(
+        forward_s=_total(forward),
+        backward_s=_total(backward),
+        data_per_microbatch_s=data.per_microbatch_s,
+        data_per_step_s=data.per_step_s,
+        tied_embedding_s=np.maximum(kinds.is_first, kinds.is_last) * column(tied),
+    )
+    microbatch = {name: forward[name] + backward[name] for name in _PARTS}
+    share = recomputed_layers(case.columns, kinds.layers) * kinds.count
+    return StepCost(
+        parts=_step_parts(case, kinds, microbatch, stages, data, tied, optimizer_s(case, held)),
+        stages=stages,
+        gemm_recompute_frac=share.sum(axis=1) / case.model.num_layers,
+    )
+
+
+def _step_parts(
+    case: Case,
+    kinds: StageKinds,
+    microbatch: Parts,
+    stages: StageSeconds,
+    data: DataSeconds,
+    tied_s: Floats,
+    update_s: Floats,
+) -> StepSeconds:
+    """The step by part: all microbatches of the critical stage, its bubble, and what comes once."""
+    columns = case.columns
+    microbatches = columns.num_microbatches(case.training.global_batch_size)
+    busy = np.where(kinds.exists, stages.forward_s + stages.backward_s, -1.0)
     critical = busy.argmax(axis=1)[:, None]
-    whole = pipeline_seconds(
+    pipeline_s = pipeline_seconds(
         schedule=columns.schedule,
-        forward_s=kinds.spread(forward_s),
-        backward_s=kinds.spread(backward_s),
+        forward_s=kinds.spread(stages.forward_s),
+        backward_s=kinds.spread(stages.backward_s),
         stage_mask=kinds.stage_exists,
         num_microbatches=microbatches,
         num_model_chunks=columns.num_model_chunks,
         group=columns.microbatch_group_size_per_vp_stage,
     )
-    sums = {
-        name: np.take_along_axis(forward[name] + backward[name], critical, axis=1)[:, 0] * microbatches
-        for name in _PARTS
-    }
+    sums = {name: np.take_along_axis(each, critical, axis=1)[:, 0] * microbatches for name, each in microbatch.items()}
+    sums["pp_s"] = sums["pp_s"] + tied_s
+    sums["dp_s"] = sums["dp_s"] + data.per_step_s.max(axis=1)
     working = microbatches * np.take_along_axis(busy, critical, axis=1)[:, 0]
-    once = np.where(columns.pp > 1, tied_embedding_s(model, cluster, rates, columns, links, rows), 0.0)
-    parts = StepSeconds(
-        **{**sums, "pp_s": sums["pp_s"] + once, "dp_s": sums["dp_s"] + data.per_step_s.max(axis=1)},
-        bubble_s=np.maximum(whole - working, 0.0),
-        optimizer_s=_optimizer_s(training, habits, rates, columns, held.dense, held.experts).max(axis=1)
-        + habits.step_s,
-    )
-    share = recomputed_layers(columns, kinds.layers) * kinds.count
-    return StepCost(
-        parts=parts,
-        stages=StageSeconds(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            data_per_microbatch_s=data.per_microbatch_s,
-            data_per_step_s=data.per_step_s,
-            tied_embedding_s=np.maximum(kinds.is_first, kinds.is_last) * column(once),
-        ),
-        gemm_recompute_frac=share.sum(axis=1) / model.num_layers,
+    return StepSeconds(
+        **sums,
+        bubble_s=np.maximum(pipeline_s - working, 0.0),
+        optimizer_s=update_s.max(axis=1) + case.habits.step_s,
     )
 
 
@@ -165,135 +151,41 @@ def _total(parts: Parts) -> Floats:
     return total
 
 
-def _stage_parts(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: Training,
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    columns: LayoutColumns,
-    links: Links,
-    kinds: StageKinds,
-    rows: Floats,
-    held: StageParameters,
-) -> tuple[Parts, Parts]:
+def _stage_parts(case: Case, kinds: StageKinds, held: StageParameters) -> tuple[Parts, Parts]:
     """(forward, backward) of one microbatch on each stage by part, each (n, stages)."""
-    tokens = tokens_per_microbatch(training, columns)
     forward = {name: np.zeros_like(kinds.count) for name in _PARTS}
     backward = {name: np.zeros_like(kinds.count) for name in _PARTS}
-    recomputed = recomputed_layers(columns, kinds.layers) / np.maximum(kinds.layers, 1.0)
+    recomputed = recomputed_layers(case.columns, kinds.layers) / np.maximum(kinds.layers, 1.0)
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if layers.any():
-            passes = passes_of(model, cluster, training, habits, rates, columns, links, tokens, moe)
+            passes = layer_passes(case, moe)
             _add_pass(forward, passes.forward, layers)
             _add_pass(backward, passes.backward, layers)
             _add_recompute(backward, passes.recompute, layers * recomputed)
-    _add_ends(forward, backward, model, cluster, training, habits, columns, links, kinds, tokens, rows)
-    hops = exposed_hops_s(habits, columns, stage_hop_s(model, cluster, habits, rates, columns, links, tokens))
-    backward["compute_s"] = backward["compute_s"] + _accumulation_s(training, habits, rates, held)
-    exists = kinds.exists
+    _add_ends(forward, backward, case, kinds)
+    backward["compute_s"] = backward["compute_s"] + accumulation_s(case, held)
+    hops = column(exposed_hops_s(case))
     for parts in (forward, backward):
-        parts["pp_s"] = np.where(exists, hops[:, None], 0.0)
-        parts["compute_s"] = np.where(exists, parts["compute_s"] + habits.microbatch_s / 2, 0.0)
+        parts["pp_s"] = np.where(kinds.exists, hops, 0.0)
+        parts["compute_s"] = np.where(kinds.exists, parts["compute_s"] + case.habits.microbatch_s / 2, 0.0)
     return forward, backward
-
-
-def _accumulation_s(training: Training, habits: FrameworkHabits, rates: DeviceRates, held: StageParameters) -> Floats:
-    """Adding 16-bit gradients to fp32 ones after each microbatch (n, stages): 2 + 4 + 4 bytes a parameter; 0 where a
-    framework accumulates within the weight gradient's GEMM."""
-    if not (habits.keeps_16bit_gradients and training.gradient_dtype == "fp32"):
-        return np.zeros_like(held.dense)
-    return np.asarray(traffic_s(10.0 * (held.dense + held.experts), rates))
-
-
-def passes_of(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: Training,
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    columns: LayoutColumns,
-    links: Links,
-    tokens: Floats,
-    moe: bool,
-) -> LayerPasses:
-    """Passes of one layer over `tokens` of one microbatch, with their messages (n,)."""
-    layer = layer_s(
-        model,
-        training,
-        habits,
-        rates,
-        moe,
-        tokens=tokens,
-        tp=columns.tp,
-        ep=columns.ep,
-        etp=columns.etp,
-        sequence_parallel=columns.sequence_parallel,
-    )
-    return layer_passes(model, cluster, habits, rates, columns, links, layer, tokens, moe)
 
 
 def _add_pass(parts: Parts, each: PassSeconds, layers: Floats) -> None:
     for name in ("compute_s", "tp_s", "cp_s", "ep_s"):
-        parts[name] = parts[name] + layers * getattr(each, name)[:, None]
+        parts[name] = parts[name] + layers * column(getattr(each, name))
 
 
 def _add_recompute(parts: Parts, each: PassSeconds, layers: Floats) -> None:
     """Recompute is a part of its own; its messages count as messages."""
-    parts["recompute_s"] = parts["recompute_s"] + layers * each.compute_s[:, None]
+    parts["recompute_s"] = parts["recompute_s"] + layers * column(each.compute_s)
     for name in ("tp_s", "cp_s", "ep_s"):
-        parts[name] = parts[name] + layers * getattr(each, name)[:, None]
+        parts[name] = parts[name] + layers * column(getattr(each, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EndMessages:
-    """TP messages of the first and the last stage besides their layers', one microbatch [s], each (n,)."""
-
-    embedding_forward_s: Floats
-    """The embedding's sum over the vocabulary's shards."""
-    embedding_backward_s: Floats
-    """Its gradient gathered, under sequence parallelism."""
-    head_forward_s: Floats
-    """The head's input gathered, under sequence parallelism."""
-    head_backward_s: Floats
-    """The gradient of the head's input summed; under sequence parallelism its input gathered again besides."""
-
-
-def end_messages(
-    model: ModelSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, tokens: Floats
-) -> EndMessages:
-    """TP messages around the vocabulary-parallel embedding and head: s·b·h elements each."""
-    states = rates.element_bytes * tokens * model.hidden_size
-    gather, scatter, whole = (f(states, links.tp) for f in (all_gather_s, reduce_scatter_s, all_reduce_s))
-    split = columns.sequence_parallel
-    return EndMessages(
-        embedding_forward_s=np.where(split, scatter, whole),
-        embedding_backward_s=np.where(split, gather, 0.0),
-        head_forward_s=np.where(split, gather, 0.0),
-        head_backward_s=np.where(split, scatter + gather, whole),
-    )
-
-
-def _add_ends(
-    forward: Parts,
-    backward: Parts,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    training: Training,
-    habits: FrameworkHabits,
-    columns: LayoutColumns,
-    links: Links,
-    kinds: StageKinds,
-    tokens: Floats,
-    rows: Floats,
-) -> None:
+def _add_ends(forward: Parts, backward: Parts, case: Case, kinds: StageKinds) -> None:
     """Embedding on the first stage, head and loss on the last, with their TP messages."""
-    plain = replace(training, precision="bf16") if training.precision not in ("fp32", "fp16") else training
-    rates = device_rates(cluster.device, plain, habits.gemm_frac)
-    ends: EndSeconds = ends_s(
-        model, habits, rates, tokens=tokens, tp=columns.tp, vocab_rows=rows, sequence_parallel=columns.sequence_parallel
-    )
-    sent = end_messages(model, rates, columns, links, tokens)
+    ends, sent = case_ends_s(case), end_messages(case)
     added = (
         (forward, "compute_s", ends.embedding_forward_s, ends.head_forward_s),
         (backward, "compute_s", ends.embedding_backward_s, ends.head_backward_s),
@@ -301,36 +193,5 @@ def _add_ends(
         (backward, "tp_s", sent.embedding_backward_s, sent.head_backward_s),
     )
     for parts, name, first, last in added:
-        parts[name] = (
-            parts[name]
-            + kinds.is_first * column(of_rows(first, tokens))
-            + kinds.is_last * column(of_rows(last, tokens))
-        )
-
-
-def _optimizer_s(
-    training: Training,
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    columns: LayoutColumns,
-    dense: Floats,
-    experts: Floats,
-) -> Floats:
-    """Optimizer update of each stage (n, stages), memory-bound.
-
-    On a rank's own share (1 / shard size from ZeRO-1): gradients read for the norm and for the update, states read and
-    written, weights written; fp16 unscales and checks the gradients besides. The whole gradient buffer is zeroed. With
-    states in host memory gradients and weights cross the host link.
-    """
-    each = state_bytes(training, habits)
-    dense_size, expert_size = (size[:, None] for size in shard_sizes(columns))
-    zero = columns.zero_stage[:, None] >= 1
-    unscale = 2 * each.gradients if training.precision == "fp16" else 0.0
-    per_parameter = (
-        2 * each.gradients + 2 * each.optimizer + (2 if habits.holds_fp32_weights else 1) * each.weights + unscale
-    )
-    own = sharded(1.0, dense, zero, dense_size) + sharded(1.0, experts, zero, expert_size)
-    zeroed = each.gradients * own if habits.holds_fp32_weights else each.gradients * (dense + experts)
-    on_device = traffic_s(per_parameter * own + zeroed, rates)
-    over_host = (each.gradients + each.weights) * own / HOST_LINK_BYTES_PER_S
-    return np.where(columns.offload_optimizer[:, None], over_host, on_device)
+        embedding, head = column(of_rows(first, case.tokens)), column(of_rows(last, case.tokens))
+        parts[name] = parts[name] + kinds.is_first * embedding + kinds.is_last * head

@@ -6,35 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.arrays import Floats, of_rows
-from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, group_link, link_of, point_to_point_s
-from tpdpdash.cost.frameworks import FrameworkHabits
-from tpdpdash.cost.memory import StageParameters, shard_sizes
-from tpdpdash.cost.operators import DeviceRates
-from tpdpdash.cost.passes import Links, hidden
+from tpdpdash.cost.case import Case
+from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, point_to_point_s
+from tpdpdash.cost.memory import StageParameters
+from tpdpdash.cost.passes import hidden
 from tpdpdash.cost.stages import StageKinds
-from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.model.spec import ModelSpec
-
-
-def layout_links(cluster: ClusterSpec, columns: LayoutColumns) -> Links:
-    """The link of every group of n layouts."""
-    dense_size, expert_size = shard_sizes(columns)
-    data = group_link(cluster, columns, "dp-cp", columns.dp * columns.cp)
-    experts = group_link(cluster, columns, "expert-dp", columns.expert_dp)
-    members = np.minimum(data.members, dense_size)
-    replicas = columns.dp / columns.dp_shard_size
-    return Links(
-        tp=group_link(cluster, columns, "tp", columns.tp),
-        cp=group_link(cluster, columns, "cp", columns.cp),
-        pp=group_link(cluster, columns, "pp", columns.pp),
-        ep=group_link(cluster, columns, "ep", columns.ep),
-        expert_tp=group_link(cluster, columns, "expert-tp", columns.etp),
-        shard=link_of(cluster, dense_size, members),
-        replica=link_of(cluster, replicas, np.minimum(np.maximum(data.members / dense_size, 1.0), replicas)),
-        expert_shard=link_of(cluster, expert_size, np.minimum(experts.members, expert_size)),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,9 +35,10 @@ def _wide(link: GroupLink) -> GroupLink:
     )
 
 
-def gradient_reduction_s(held: StageParameters, rates: DeviceRates, columns: LayoutColumns, links: Links) -> Floats:
+def gradient_reduction_s(case: Case, held: StageParameters) -> Floats:
     """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over
     the shard group; under HSDP the shards are all-reduced over their replicas."""
+    links, rates, columns = case.links, case.rates, case.columns
     shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
     dense, routed = rates.gradient_bytes * held.dense, rates.gradient_bytes * held.experts
     whole = all_reduce_s(dense, shard) + np.where(routed > 0, all_reduce_s(routed, experts), 0.0)
@@ -69,8 +47,9 @@ def gradient_reduction_s(held: StageParameters, rates: DeviceRates, columns: Lay
     return np.where(columns.zero_stage[:, None] == 0, whole, scattered) + replicas
 
 
-def weight_gather_s(held: StageParameters, rates: DeviceRates, links: Links) -> Floats:
+def weight_gather_s(case: Case, held: StageParameters) -> Floats:
     """Gathering a stage's weights in the compute precision, nothing hidden (n, stages)."""
+    links, rates = case.links, case.rates
     shard, experts = _wide(links.shard), _wide(links.expert_shard)
     routed = rates.element_bytes * held.experts
     return all_gather_s(rates.element_bytes * held.dense, shard) + np.where(
@@ -78,29 +57,21 @@ def weight_gather_s(held: StageParameters, rates: DeviceRates, links: Links) -> 
     )
 
 
-def data_s(
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    columns: LayoutColumns,
-    links: Links,
-    held: StageParameters,
-    kinds: StageKinds,
-    forward_s: Floats,
-    backward_s: Floats,
-) -> DataSeconds:
+def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floats, backward_s: Floats) -> DataSeconds:
     """Exposed data parallel time. forward_s, backward_s: one microbatch on each stage (n, stages).
 
     Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last
     reduction have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
     forward. ZeRO-2: gradients in every microbatch. ZeRO-3: weights besides, in forward and again in backward.
     """
+    habits, columns = case.habits, case.columns
     zero = columns.zero_stage[:, None]
     share = 1 - 1 / np.maximum(kinds.layers, 1.0)
     reduce_beside = np.where(columns.overlap_grad_reduce[:, None], backward_s * share, 0.0)
     gather_beside = np.where(columns.overlap_param_gather[:, None], forward_s * share, 0.0)
     again_beside = np.where(columns.overlap_param_gather[:, None], backward_s * share, 0.0)
-    reduce_s = gradient_reduction_s(held, rates, columns, links)
-    gather_s = weight_gather_s(held, rates, links)
+    reduce_s = gradient_reduction_s(case, held)
+    gather_s = weight_gather_s(case, held)
     gain = habits.hidden_frac
     again = habits.gathers_per_microbatch - 1
     in_forward = hidden(gather_s, gather_beside, gain)
@@ -119,34 +90,28 @@ def data_s(
     )
 
 
-def stage_hop_s(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    habits: FrameworkHabits,
-    rates: DeviceRates,
-    columns: LayoutColumns,
-    links: Links,
-    tokens: Floats,
-) -> Floats:
-    """One activation (or its gradient) to the next stage [s] (n,): s·b·h elements, / tp under sequence parallelism or
-    where the framework scatters them."""
-    split = np.where(columns.sequence_parallel | habits.scatters_p2p, columns.tp, 1.0)
-    sent = rates.element_bytes * tokens * model.hidden_size / split
-    return of_rows(point_to_point_s(sent, cluster, links.pp), tokens)
+def stage_hop_bytes(case: Case) -> Floats:
+    """One activation (or its gradient) between stages on one rank: s·b·h elements, / tp under sequence parallelism or
+    where the framework scatters them (n,)."""
+    split = np.where(case.columns.sequence_parallel | case.habits.scatters_p2p, case.columns.tp, 1.0)
+    return np.asarray(case.states_bytes / split)
 
 
-def exposed_hops_s(habits: FrameworkHabits, columns: LayoutColumns, hop_s: Floats) -> Floats:
+def stage_hop_s(case: Case) -> Floats:
+    """One activation (or its gradient) to the next stage [s] (n,)."""
+    return of_rows(point_to_point_s(stage_hop_bytes(case), case.cluster, case.links.pp), case.tokens)
+
+
+def exposed_hops_s(case: Case) -> Floats:
     """Stage messages that one microbatch waits for in one direction (n,): one for each chunk, less what is hidden."""
-    interleaved = columns.num_model_chunks > 1
-    kept = 1 - np.where(interleaved, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
-    return of_rows(columns.num_model_chunks * kept * hop_s, hop_s)
+    chunks, habits = case.columns.num_model_chunks, case.habits
+    kept = 1 - np.where(chunks > 1, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
+    return np.asarray(chunks * kept * stage_hop_s(case))
 
 
-def tied_embedding_s(
-    model: ModelSpec, cluster: ClusterSpec, rates: DeviceRates, columns: LayoutColumns, links: Links, rows: Floats
-) -> Floats:
+def tied_embedding_s(case: Case) -> Floats:
     """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,)."""
-    if not model.tied_embeddings:
-        return np.zeros(len(columns))
-    sent = rates.gradient_bytes * rows * model.hidden_size
-    return of_rows(point_to_point_s(sent, cluster, links.pp), rows)
+    if not case.model.tied_embeddings:
+        return np.zeros(len(case.columns))
+    sent = case.rates.gradient_bytes * case.vocab_rows * case.model.hidden_size
+    return of_rows(point_to_point_s(sent, case.cluster, case.links.pp), case.tokens)
