@@ -55,7 +55,7 @@ class Plan:
     refusals: dict[str, Refusal]
     """Layouts that cannot run, by reason, the commonest first; OUT_OF_MEMORY is a reason like any other."""
     closest: Estimate | None
-    """The layout that misses by the fewest bytes; None when some layout was refused for memory by no byte count."""
+    """Of the legal layouts that do not fit, the one that needs the least memory; None when all of them fit."""
 
     @property
     def best(self) -> Estimate | None:
