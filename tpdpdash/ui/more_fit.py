@@ -35,13 +35,15 @@ class Change:
     """The job with the change."""
 
 
-def changes(job: Job) -> Iterator[Change]:
-    """Every pin let go, smaller states, and more nodes."""
+def changes(job: Job, *, is_legal: bool) -> Iterator[Change]:
+    """Every pin let go; and, when layouts are legal but too large, smaller states and more nodes."""
     given = job.pins.given()
     for name, value in given.items():
         word = PIN_WORDS.get(name, name)
         text = t("{name} free instead of {value}", name=word, value=value)
         yield Change(text=text, job=replace(job, pins=replace(job.pins, **{name: None})))
+    if not is_legal:
+        return
     training = job.training
     if training.gradient_dtype == "fp32" and training.precision != "fp32":
         halved = replace(training, gradient_dtype="bf16")
@@ -70,10 +72,11 @@ def table(plan: Plan, job: Job) -> None:
     if not asked:
         st.caption(t("Each change is a search of its own, with everything else as it is."))
         return
+    is_legal = plan.closest is not None or plan.feasible > 0
     with st.spinner(t("Searching …")):
-        rows = [_row(plan, change) for change in changes(job)]
+        rows = [_row(plan, change) for change in changes(job, is_legal=is_legal)]
     if not rows:
-        st.caption(t("Nothing is pinned that could be let go."))
+        st.caption(t("Nothing is pinned that could be let go: the refusals below say what to change."))
         return
     st.table(pd.DataFrame(rows), border="horizontal", hide_index=True)
     if plan.best is not None:
