@@ -13,5 +13,6 @@ with st.sidebar:
     if not access.take_token():
         st.stop()
     state.restore()
-    shell.sidebar()
+    links = shell.sidebar()
 page.run()
+shell.links(links)

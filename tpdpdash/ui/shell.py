@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from tpdpdash.text import t
 
@@ -84,15 +85,25 @@ def require_shell() -> None:
         st.rerun()
 
 
-def sidebar() -> None:
-    """Name, links to the screens, and what is here in one line."""
+def sidebar() -> DeltaGenerator:
+    """Name, links to the screens, and what is here in one line; returns the place of the links."""
     from tpdpdash.ui import parts, services
 
     st.markdown(f"### tp:blue[dp]dash  \n:small[:gray[{t('plan · launch · watch')}]]")
+    place = st.empty()
+    links(place)
+    st.caption(parts.machine_line(services.detection()))
+    return place
+
+
+def links(place: DeltaGenerator) -> None:
+    """Links to the screens that carry the view. Drawn again after the page, which may have changed it."""
+    from tpdpdash.ui import services, state
+
     live = services.count_live_runs()
-    with st.container(gap="xsmall"):
+    with place.container(gap="xsmall"):
         for screen in SCREENS:
             is_live = screen.name == "watch" and live
             label = f"{t(screen.title)} :small[:gray[{t('{n} live', n=live)}]]" if is_live else t(screen.title)
-            st.page_link(page_path(screen.name), label=label, icon=screen.icon, width="stretch")
-    st.caption(parts.machine_line(services.detection()))
+            path = page_path(screen.name)
+            st.page_link(path, label=label, icon=screen.icon, width="stretch", query_params=state.params())

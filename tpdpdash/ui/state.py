@@ -153,6 +153,11 @@ def _write_address(view: JobState) -> None:
             del st.query_params[name]
 
 
+def params() -> dict[str, str]:
+    """The view as query parameters, for links to another screen."""
+    return _to_params(read_job_state())
+
+
 def bound(name: str) -> dict[str, Any]:
     """Keyword arguments that tie a widget to one field of the view: `st.number_input(…, **state.bound("nodes"))`.
 
