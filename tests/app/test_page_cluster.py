@@ -70,6 +70,13 @@ def test_every_gpu_is_listed_and_what_is_not_reported_is_unknown() -> None:
     assert any(metric.label == "Power" and "1 of 2 report" in str(metric.proto) for metric in at.metric)
 
 
+def test_the_answer_says_which_gpu_is_in_use_and_how_they_are_joined() -> None:
+    busy = replace(GPU, index=3, used_bytes=41_000_000_000)
+    at = cluster_with(replace(NOTHING, devices=(GPU, busy), driver_version="580.95", num_visible=2))
+    assert "2 × NVIDIA H100 80GB HBM3, all joined by NVSwitch." in texts(at)
+    assert "1 free; GPU 3 holds 38.2 GiB." in texts(at)
+
+
 def test_a_lost_gpu_does_not_take_the_others_with_it() -> None:
     lost = DetectedDevice(index=1, lost=True)
     at = cluster_with(replace(NOTHING, devices=(GPU, lost, replace(GPU, index=2)), driver_version="1", num_visible=2))

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tpdpdash.cluster.spec import ClusterSpec, FigureSource
 
 UUID_CHARS = 12
+MAX_NAMED = 4
+IDLE_BYTES = 2 * GIB
+"""A GPU that holds less is called free: drivers and displays take some hundred MiB."""
 
 
 def unknown(value: float | None, pattern: str) -> str:
@@ -58,7 +61,21 @@ def here_sentence(detection: Detection) -> tuple[str, str]:
         notes.append(t("lost: GPU {index}", index=", ".join(lost)))
     if detection.problem is not None:
         notes.append(literal(fault_text(detection.problem)))
-    return f"**{listed}.**", ". ".join(notes) + "."
+    joined = t(", all joined by NVSwitch") if all(d.nvswitch for d in detection.devices) and len(kinds) == 1 else ""
+    return f"**{listed}{joined}.** {_in_use(detection.devices)}".rstrip(), ". ".join(notes) + "."
+
+
+def _in_use(devices: tuple[DetectedDevice, ...]) -> str:
+    """Which GPUs hold more than an idle driver takes."""
+    busy = [
+        t("GPU {index} holds {memory}", index=device.index, memory=format_memory(device.used_bytes))
+        for device in devices
+        if device.used_bytes is not None and device.used_bytes > IDLE_BYTES
+    ]
+    free = sum(device.used_bytes is not None and device.used_bytes <= IDLE_BYTES for device in devices)
+    if not busy:
+        return t("All are free.") if free == len(devices) else ""
+    return t("{n} free; {busy}.", n=free, busy=", ".join(busy[:MAX_NAMED]) + (" …" if len(busy) > MAX_NAMED else ""))
 
 
 def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
@@ -68,7 +85,7 @@ def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
             t("GPU"): str(device.index),
             t("Model"): plain(device.name or (t("lost") if device.lost else t(UNKNOWN))),
             "UUID": plain(device.uuid)[:UUID_CHARS] + "…" if device.uuid else t(UNKNOWN),
-            t("Used"): _used_share(device),
+            t("Used"): _used_percent(device),
             t("Memory"): _memory_text(device),
             t("Load"): t(UNKNOWN) if device.utilisation_frac is None else f"{100 * device.utilisation_frac:.0f} %",
             t("Power"): unknown(device.power_w, "{:.0f} W"),
@@ -79,10 +96,10 @@ def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _used_share(device: DetectedDevice) -> float | None:
+def _used_percent(device: DetectedDevice) -> float | None:
     if device.used_bytes is None or not device.total_bytes:
         return None
-    return device.used_bytes / device.total_bytes
+    return 100.0 * device.used_bytes / device.total_bytes
 
 
 def _memory_text(device: DetectedDevice) -> str:
@@ -197,8 +214,10 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
     for link, where in ((cluster.scale_up, t("inside a domain")), (cluster.network, t("between domains"))):
         name = f"{plain(link.name)}, {where}"
         rows.append((name, format_bandwidth(link.bytes_per_s), *_origin(link.source)))
-        rows.append((t("{name}: latency", name=name), format_time(link.latency_s), "", ""))
-        rows.append((t("{name}: reached by large messages", name=name), format_share(link.efficiency), "", ""))
+        rows.append((t("{name}: latency", name=name), format_time(link.latency_s), t("catalogue"), ""))
+        rows.append(
+            (t("{name}: reached by large messages", name=name), format_share(link.efficiency), t("catalogue"), "")
+        )
     return pd.DataFrame(rows, columns=[t("Figure"), t("Value"), t("From"), t("Source")])
 
 
