@@ -135,6 +135,18 @@ def plan(
     raise typer.Exit(DONE if found.feasible else FAILED)
 
 
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Measured runs, one a row.")],
+    as_json: Json = False,
+) -> None:
+    """Predictions against measured runs: errors by source, and the rows that are predicted worst."""
+    from tpdpdash.compare.validate import validate as compare
+
+    found = compare(file)
+    _answer(as_json, found.to_json(), report.validation_lines(found))
+
+
 # -------------------------------------------------------------------------------------------- runs
 
 

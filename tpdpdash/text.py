@@ -196,6 +196,17 @@ FAULT_TEXTS: dict[str, str] = {
     "mesh_axis_of_one": "{field} is {value}: nothing is divided over it; order, not names, decides",
     # search
     "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
+    # compare
+    "csv_is_markup": "{field}: this is HTML or XML, not CSV: was the download an error page?",
+    "csv_broken": "{field}: not CSV: line {line}: {reason}",
+    "csv_duplicate_column": "{field}: column {value} stands twice",
+    "csv_missing_column": "{field}: column {value} is missing: without it no row has a model",
+    "csv_nothing_measured": "{field}: no column holds a measured figure: at least one of {columns} is needed",
+    "ragged_row": "more cells than columns: {value}",
+    "bad_value": "{field} cannot be {value}",
+    "no_architecture": "{field} is not stated: no transformer can be built from the row",
+    "unknown_precision": "{field} {value} is not known",
+    "experts_not_divisible": "{field} is {value}: experts or ranks do not divide by it",
     # run
     "run_name_illegal": "{field}: {value} is not the name of a run",
     "run_unknown": "{field}: there is no run {value}",

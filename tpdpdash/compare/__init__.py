@@ -1,0 +1,1 @@
+"""Prediction against measurement: validation on published or own runs, accuracy by source, residuals."""

@@ -1,0 +1,117 @@
+"""A CSV of measured runs, read whole and checked as a file: encoding, header, size."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.units import MIB
+
+Row = Mapping[str, str]
+TableKind = Literal["runs", "memory"]
+FIELD = "FILE.csv"
+MAX_TABLE_BYTES = 64 * MIB
+MAX_CELL = 100_000
+"""Characters of one cell: beyond it a quote was left open, or it is no table."""
+NEEDED = ("num_layers", "hidden")
+"""Without these columns no row has a model."""
+TIME_COLUMNS = ("step_time_s", "tokens_per_sec_per_gpu")
+MEMORY_COLUMNS = (
+    "peak_gib",
+    "weights_gib",
+    "grads_gib",
+    "optimizer_gib",
+    "weights_optimizer_gib",
+    "activations_gib",
+)
+OVERFLOW = "\0overflow"
+"""Key under which the cells of a row beyond the header are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The rows of one file."""
+
+    kind: TableKind
+    """runs: a time is measured (and perhaps a peak); memory: only memory is."""
+    rows: tuple[Row, ...]
+    """Cells by column name, stripped; a cell that a short row lacks is empty."""
+
+
+def read_table(path: Path) -> Table:
+    """The table in a file. Raises InvalidInputError with every fault of the file and its header."""
+    return parse_table(_read_bytes(path))
+
+
+def parse_table(data: bytes) -> Table:
+    """The table in the bytes of a CSV file. Raises InvalidInputError."""
+    text = _decoded(data)
+    if not text.strip():
+        raise InvalidInputError([Fault(code="file_empty", field=FIELD)])
+    if text.lstrip()[:1] == "<":
+        raise InvalidInputError([Fault(code="csv_is_markup", field=FIELD)])
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        lines = [line for line in reader if any(cell.strip() for cell in line)]
+    except csv.Error as wrong:
+        values: dict[str, object] = {"line": reader.line_num, "reason": str(wrong)}
+        raise InvalidInputError([Fault(code="csv_broken", field=FIELD, values=values)]) from wrong
+    header = [name.strip() for name in lines[0]]
+    kind, faults = _kind(header)
+    if faults:
+        raise InvalidInputError(faults)
+    return Table(kind=kind, rows=tuple(_row(header, line) for line in lines[1:]))
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > MAX_TABLE_BYTES:
+            values: dict[str, object] = {"size": size, "limit": MAX_TABLE_BYTES}
+            raise InvalidInputError([Fault(code="file_too_large", field=FIELD, value=str(path), values=values)])
+        return path.read_bytes()
+    except FileNotFoundError as missing:
+        raise InvalidInputError([Fault(code="file_missing", field=FIELD, value=str(path))]) from missing
+    except OSError as wrong:
+        reason = {"reason": wrong.strerror or str(wrong)}
+        raise InvalidInputError([Fault(code="file_unreadable", field=FIELD, value=str(path), values=reason)]) from wrong
+
+
+def _decoded(data: bytes) -> str:
+    """UTF-8, with or without a byte order mark. Raises InvalidInputError: anything else, NUL bytes included."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        values = {"encoding": "UTF-8", "position": wrong.start}
+        raise InvalidInputError([Fault(code="not_utf8", field=FIELD, values=values)]) from wrong
+    if "\0" in text:
+        values = {"encoding": "UTF-8", "position": text.index("\0")}
+        raise InvalidInputError([Fault(code="not_utf8", field=FIELD, values=values)])
+    return text
+
+
+def _kind(header: list[str]) -> tuple[TableKind, list[Fault]]:
+    """What is measured, by the header; faults for columns that are missing or stand twice."""
+    twice = dict.fromkeys(name for name in header if name and header.count(name) > 1)
+    faults = [Fault(code="csv_duplicate_column", field=FIELD, value=name) for name in twice]
+    faults += [Fault(code="csv_missing_column", field=FIELD, value=name) for name in NEEDED if name not in header]
+    timed = any(name in header for name in TIME_COLUMNS)
+    kept = any(name in header for name in MEMORY_COLUMNS)
+    if not (timed or kept or "peak_mem_gib_per_gpu" in header):
+        values = {"columns": (*TIME_COLUMNS, "peak_mem_gib_per_gpu", *MEMORY_COLUMNS)}
+        faults.append(Fault(code="csv_nothing_measured", field=FIELD, values=values))
+    return ("memory" if kept and not timed else "runs"), faults
+
+
+def _row(header: list[str], line: list[str]) -> Row:
+    cells = [cell.strip() for cell in line]
+    row = {name: (cells[i] if i < len(cells) else "") for i, name in enumerate(header) if name}
+    if any(cells[len(header) :]):
+        row[OVERFLOW] = ",".join(cells[len(header) :])
+    return row
