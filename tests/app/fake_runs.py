@@ -80,10 +80,12 @@ def fake_run(
     steps: int = 15,
     slow_rank: int | None = None,
     silent_ranks: tuple[int, ...] = (),
+    pause_s: float = 0.0,
+    behind_rank: int | None = None,
     events: tuple[str, ...] = ("importing", "connecting", "building", "first_step"),
     **changes: Any,
 ) -> RunFolder:
-    """A run in this state with `steps` finished steps a rank; silent ranks have sent nothing."""
+    """A run in this state with `steps` finished steps a rank, the last `pause_s` ago; silent ranks sent nothing."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = RunFolder(root / run_id)
     folder.make()
@@ -92,13 +94,19 @@ def fake_run(
     write_json(folder.command, {"v": 1, "argv": ["python"], "cwd": "/", "env": {}, "rehearsal": True, "steps": 20})
     for rank in range(WORLD):
         if rank not in silent_ranks:
-            write_rank(folder, rank, steps=steps, slow=rank == slow_rank, events=events)
+            collectives = 8 if rank == behind_rank else 9
+            writer = write_rank(folder, rank, steps, slow=rank == slow_rank, events=events, pause_s=pause_s)
+            last = {"step": steps or None, "phase": "forward" if rank == behind_rank else "dp"}
+            writer.write("heartbeat", {**last, "last_collective": "dp all_reduce", "collectives": collectives})
+            writer.close()
     write_json(folder.status, status(state, last_step=steps or None, **changes).to_json())
     return folder
 
 
-def write_rank(folder: RunFolder, rank: int, *, steps: int, slow: bool = False, events: tuple[str, ...] = ()) -> None:
-    """The telemetry of one rank, from a minute ago until now."""
+def write_rank(
+    folder: RunFolder, rank: int, steps: int, *, slow: bool, events: tuple[str, ...], pause_s: float
+) -> RecordWriter:
+    """The telemetry of one rank, from a minute ago until now; the writer is still open."""
     start = time.time() - 50
     writer = RecordWriter(rank_file(folder.path, rank), rank)
     hello = {"pid": os.getpid(), "start_time": start_time_s(os.getpid()), "host": socket.gethostname()}
@@ -107,7 +115,7 @@ def write_rank(folder: RunFolder, rank: int, *, steps: int, slow: bool = False, 
     for i, name in enumerate(events):
         writer.write("event", {"name": name, "step": None}, t=start + 5 * i)
     for step in range(1, steps + 1):
-        t = time.time() - 1.7 * (steps - step + 1)
+        t = time.time() - pause_s - 1.7 * (steps - step + 1)
         phases = {name: seconds * (1 + 0.02 * ((step * 7 + rank) % 3)) for name, seconds in PHASE_S.items()}
         if slow and step > steps // 2:
             phases["backward"] *= 1.5
@@ -120,10 +128,7 @@ def write_rank(folder: RunFolder, rank: int, *, steps: int, slow: bool = False, 
         )
         if step >= 2 and (step - 2) % 10 == 0:
             writer.write("timeline", {"step": step, "actions": _actions(coords(rank)["pp"])}, t=t)
-    writer.write(
-        "heartbeat", {"step": steps or None, "phase": "dp", "last_collective": "dp all_reduce", "collectives": 9}
-    )
-    writer.close()
+    return writer
 
 
 def _actions(stage: int) -> list[list[object]]:

@@ -54,6 +54,13 @@ def test_a_slow_rank_is_named_with_how_much(runs_root: Path) -> None:
     assert "longer than the median of its stage" in texts(at)
 
 
+def test_a_hung_run_names_the_rank_that_is_behind(runs_root: Path) -> None:
+    fake_run(runs_root, pause_s=95, behind_rank=6)
+    shown = texts(open_page("watch"))
+    assert "No step for" in shown
+    assert "**Rank 6** is in forward and has entered fewer collectives than the others." in shown
+
+
 def test_before_the_first_step_the_phases_stand_with_their_ranks(runs_root: Path) -> None:
     fake_run(runs_root, steps=0, events=("importing", "connecting"), silent_ranks=(6, 7), phase="connecting")
     at = open_page("watch")

@@ -11,21 +11,11 @@ from tpdpdash.charts import live as specs
 from tpdpdash.telemetry import analysis
 from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.text import t
-from tpdpdash.ui import figures, live_tables, parts, phases_strip, runs_view, services, state, watch_words
+from tpdpdash.ui import figures, live_tables, parts, phases_strip, services, state, watch_metrics, watch_words
 from tpdpdash.ui.live import Look
-from tpdpdash.units import (
-    GIB,
-    UNKNOWN,
-    format_count,
-    format_difference,
-    format_large,
-    format_share,
-    format_time,
-)
+from tpdpdash.units import format_share, format_time
 
-TREND_POINTS = 60
 WINDOWS = {"50": 50, "200": 200, "all": None}
-RECENT = 20
 COMPARABLE = 3.0
 """A prediction further off than this factor is told in words: on the axis it would flatten what was measured."""
 
@@ -58,7 +48,7 @@ def screen(look: Look, *, paused: bool = False) -> None:
         with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
             phases_strip.strip(look)
         return
-    parts.cards(_metrics(look))
+    parts.cards(watch_metrics.metrics(look))
     rank, window = _controls(look, services.detection().host.cores)
     left, right = st.columns(2)
     with left:
@@ -92,95 +82,12 @@ def _chart(table: Any, spec: specs.Spec, key: str, alt: str) -> None:
     st.vega_lite_chart(table, spec, key=key, theme=None, width="stretch", alt=alt)
 
 
-# --------------------------------------------------------------------------------------------- metrics
-
-
-def _recent(values: np.ndarray) -> float | None:
-    tail = values[-RECENT:]
-    return float(np.nanmedian(tail)) if np.isfinite(tail).any() else None
-
-
-def _trend(values: np.ndarray) -> list[float]:
-    known = values[np.isfinite(values)]
-    return [float(v) for v in known[-TREND_POINTS:]]
-
-
-def _against(measured: float | None, predicted: float | None) -> str:
-    """ "+ 15 %" against the prediction, where both are known."""
-    return format_difference(measured / predicted - 1) if measured and predicted else ""
-
-
-def _metrics(look: Look) -> list[parts.Metric]:
-    telemetry, expected = look.telemetry, look.prediction
-    step_s = analysis.step_band(telemetry).max_s
-    speed = analysis.tokens_per_s(telemetry)
-    loss = analysis.loss_by_step(telemetry)
-    step, now_speed = _recent(step_s), _recent(speed)
-    predicted_speed = expected.tokens_per_s
-    return [
-        parts.Metric(
-            label=t("Step time"),
-            value=format_time(step),
-            unit=_against(step, expected.step_s),
-            note=t("predicted {time}", time=format_time(expected.step_s)) if expected.step_s else t("no prediction"),
-            trend=_trend(step_s),
-            help=t("Slowest rank, median of the last {n} steps.", n=RECENT),
-        ),
-        parts.Metric(
-            label=t("Tokens/s, all ranks"),
-            value=format_large(now_speed),
-            unit=_against(now_speed, predicted_speed),
-            note=t("predicted {n}", n=format_large(predicted_speed)) if predicted_speed else t("no prediction"),
-            trend=_trend(speed),
-        ),
-        _loss_metric(loss),
-        _memory_metric(look),
-        _progress_metric(look, step),
-    ]
-
-
-def _loss_metric(loss: np.ndarray) -> parts.Metric:
-    known = loss[np.isfinite(loss)]
-    value = f"{known[-1]:.3f}" if len(known) else t(UNKNOWN)
-    note = t("{loss} at the first kept step", loss=f"{known[0]:.3f}") if len(known) > 1 else ""
-    return parts.Metric(label=t("Loss"), value=value, note=note, trend=_trend(loss))
-
-
-def _memory_metric(look: Look) -> parts.Metric:
-    peak = look.telemetry.peak_memory_bytes
-    if not np.isfinite(peak).any():
-        return parts.Metric(label=t("Memory, worst rank"), value=t(UNKNOWN))
-    by_rank = np.where(np.isnan(peak), -np.inf, peak).max(axis=1)
-    worst = int(np.argmax(by_rank))
-    capacity = look.prediction.capacity_bytes
-    unit = t("of {n} GiB", n=f"{capacity / GIB:,.1f}") if capacity else "GiB"
-    trend = _trend(np.where(np.isnan(peak), -np.inf, peak).max(axis=0) / GIB)
-    note = t("rank {rank}", rank=worst) + (f" · {format_share(by_rank[worst] / capacity)}" if capacity else "")
-    return parts.Metric(
-        label=t("Memory, worst rank"), value=f"{by_rank[worst] / GIB:,.2f}", unit=unit, note=note, trend=trend
-    )
-
-
-def _progress_metric(look: Look, step_s: float | None) -> parts.Metric:
-    status = look.view.status
-    done, total = watch_words.last_step(look.telemetry), status.steps if status else None
-    note = t("{time} so far", time=format_time(runs_view.duration_s(status)))
-    if total and done is not None and step_s and not look.view.is_over:
-        note += " · " + t("{time} left", time=format_time(max(0, total - done) * step_s))
-    return parts.Metric(
-        label=t("Steps"),
-        value=format_count(done),
-        unit=t("of {total}", total=format_count(total)) if total else "",
-        note=note,
-    )
-
-
 # ---------------------------------------------------------------------------------------------- charts
 
 
 def _step_time(look: Look, window: int | None) -> None:
     band = analysis.step_band(look.telemetry)
-    predicted, usual = look.prediction.step_s, _recent(band.median_s)
+    predicted, usual = look.prediction.step_s, watch_metrics.recent(band.median_s)
     is_near = bool(predicted and usual and 1 / COMPARABLE < predicted / usual < COMPARABLE)
     caption = t("seconds; band: slowest to quickest rank")
     if is_near:

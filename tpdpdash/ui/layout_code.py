@@ -1,0 +1,51 @@
+"""A chosen layout as it stands in the address, tp4-pp2-dp8-v2-full: degrees, then searched keys that differ."""
+
+from __future__ import annotations
+
+import re
+
+from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.layout.layout import Layout
+
+_CODES: tuple[tuple[str, str], ...] = (
+    ("tp", "tp"), ("cp", "cp"), ("ep", "ep"), ("etp", "etp"), ("pp", "pp"), ("dp", "dp"),
+    ("v", "num_model_chunks"), ("mb", "micro_batch_size"), ("z", "zero_stage"), ("shard", "dp_shard_size"),
+)  # fmt: skip
+_KEY_OF_CODE = dict(_CODES)
+
+
+def layout_code(layout: Layout) -> str:
+    """A layout as it stands in the address: its degrees, then every searched key that is not the default."""
+    default = Layout(tp=layout.tp, dp=layout.dp, etp=layout.tp, dp_shard_size=layout.dp)
+    always = {"tp", "pp", "dp"}
+    parts = [
+        f"{code}{getattr(layout, key)}"
+        for code, key in _CODES
+        if code in always or getattr(layout, key) != getattr(default, key)
+    ]
+    if layout.recompute != "none":
+        parts.append(layout.recompute)
+    if layout.sequence_parallel != (layout.tp > 1):
+        parts.append("sp" if layout.sequence_parallel else "nosp")
+    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
+        parts.append(f"s:{layout.schedule}")
+    return "-".join(parts)
+
+
+def pins_of_code(code: str) -> dict[str, object]:
+    """The layout keys of a code, as in a Job file. Raises InvalidInputError for anything else."""
+    pins: dict[str, object] = {}
+    rest, _, schedule = code.partition("-s:")
+    if schedule:
+        pins["schedule"] = schedule
+    for part in rest.split("-"):
+        match = re.fullmatch(r"([a-z]+?)(\d{1,9})", part)
+        if part in ("selective", "full"):
+            pins["recompute"] = part
+        elif part in ("sp", "nosp"):
+            pins["sequence_parallel"] = part == "sp"
+        elif match and match[1] in _KEY_OF_CODE:
+            pins[_KEY_OF_CODE[match[1]]] = int(match[2])
+        else:
+            raise InvalidInputError([Fault(code="unknown_layout_code", field="layout", value=code)])
+    return pins
