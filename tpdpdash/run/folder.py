@@ -113,22 +113,31 @@ class RunFolder:
 
 
 def runs_root(environ: Mapping[str, str]) -> Path:
-    """Where runs live: $TPDPDASH_RUNS, else the user's state directory."""
+    """Where runs live: $TPDPDASH_RUNS, else the user's state directory. Raises InvalidInputError: ~nobody."""
     given = environ.get(RUNS_VARIABLE)
-    if given:
-        return Path(given).expanduser().absolute()
-    from platformdirs import user_state_path
+    if not given:
+        from platformdirs import user_state_path
 
-    return user_state_path("tpdpdash", appauthor=False) / "runs"
+        return user_state_path("tpdpdash", appauthor=False) / "runs"
+    try:
+        return Path(given).expanduser().absolute()
+    except (OSError, RuntimeError) as wrong:
+        raise _unreadable(given, str(wrong)) from wrong
+
+
+def _unreadable(root: Path | str, reason: str) -> InvalidInputError:
+    values = {"reason": reason}
+    return InvalidInputError([Fault(code="file_unreadable", field=RUNS_VARIABLE, value=str(root), values=values)])
 
 
 def find_run(root: Path, name: str) -> RunFolder:
     """The run of that id, or the only one whose id begins so. Raises InvalidInputError."""
     if not re.fullmatch(r"[a-z0-9.-]{1,96}", name) or ".." in name:
         raise InvalidInputError([Fault(code="run_name_illegal", field="run", value=name)])
-    if RUN_ID.fullmatch(name) and (root / name).is_dir():
+    known = run_ids(root)
+    if name in known:
         return RunFolder(root / name)
-    matches = [found for found in run_ids(root) if found.startswith(name) or found.endswith(f"-{name}")]
+    matches = [found for found in known if found.startswith(name) or found.endswith(f"-{name}")]
     if len(matches) == 1:
         return RunFolder(root / matches[0])
     code = "run_ambiguous" if matches else "run_unknown"
@@ -136,12 +145,14 @@ def find_run(root: Path, name: str) -> RunFolder:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Ids of all runs, newest first (an id begins with its time in UTC)."""
+    """Ids of all runs, newest first (an id begins with its time in UTC). Raises InvalidInputError."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if RUN_ID.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
+    except OSError as wrong:
+        raise _unreadable(root, wrong.strerror or str(wrong)) from wrong
     return sorted(names, reverse=True)
 
 

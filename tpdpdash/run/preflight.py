@@ -133,8 +133,10 @@ def _machine_checks(root: Path) -> list[Check]:
 
 
 def _folder_checks(root: Path) -> list[Check]:
-    """The folder of runs, or the nearest one above it that stands: writable, and with room."""
-    stands = next(folder for folder in (root, *root.parents) if folder.exists())
+    """The folder of runs, or the nearest one above it that stands: writable, and with room. A path that is too long
+    shows at the start itself."""
+    # os.path: where a path is too long or may not be looked at, Path.exists raises instead of saying False.
+    stands = next(folder for folder in (root, *root.parents) if os.path.exists(folder))  # noqa: PTH110
     writable = stands.is_dir() and os.access(stands, os.W_OK | os.X_OK)
     free = shutil.disk_usage(stands).free
     disk = {"path": str(root), "free_bytes": free, "needed_bytes": MIN_FREE_BYTES}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from tpdpdash.telemetry.process import process_state, start_time_s
 from tpdpdash.telemetry.record import RUN_ID_VARIABLE
 
 _MAX_ENVIRONMENT_BYTES = 1 << 20
+KILL_LIMIT_S = 10.0
+"""A process that outlives SIGKILL for so long hangs in the kernel."""
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,18 @@ def send_signal(process: ProcessId, number: signal.Signals) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def end_processes(run_id: str, *, after_s: float = 0.0) -> list[ProcessId]:
+    """Kill whatever carries the run's id, but for this process, once `after_s` have passed; returns when all are gone,
+    or after KILL_LIMIT_S with those that cannot be killed."""
+    begun = time.monotonic()
+    while left := processes_of_run(run_id, besides=frozenset({os.getpid()})):
+        waited = time.monotonic() - begun
+        if waited > after_s + KILL_LIMIT_S:
+            return left
+        if waited >= after_s:
+            for process in left:
+                send_signal(process, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return []

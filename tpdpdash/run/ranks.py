@@ -19,6 +19,7 @@ from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.processes import ProcessId, belongs_to_run
 from tpdpdash.run.status import PHASES
 from tpdpdash.telemetry.parse import BadLineError, parse_line
+from tpdpdash.telemetry.record import is_rank_file
 from tpdpdash.telemetry.tail import FileTail
 
 _PHASE_OF_EVENT = {"importing": 1, "connecting": 2, "building": 3, "first_step": 4}
@@ -58,22 +59,41 @@ class Ranks:
         self.world_size = world_size
         self.by_rank: dict[int, Rank] = {}
         self.bad_lines: Counter[str] = Counter()
+        self.unreadable: dict[str, str] = {}
+        """Files that could not be read in the last update, and why: a death is noted all the same."""
         self._tails: dict[str, FileTail] = {}
 
     def update(self) -> None:
-        """Read what was written since the last call, and note who is gone."""
-        for name in sorted(os.listdir(self.folder.telemetry)):  # noqa: PTH208 names only
-            if name not in self._tails and name.startswith("rank-") and name.endswith(".jsonl"):
-                self._tails[name] = FileTail(self.folder.telemetry / name)
-        for tail in self._tails.values():
-            for line in tail.read():
-                try:
-                    record = parse_line(line, self.world_size)
-                except BadLineError as bad:
-                    self.bad_lines[bad.kind] += 1
-                    continue
-                self._take(record)
+        """Read what was written since the last call, and note who is gone. Never raises for what lies in the folder."""
+        self.unreadable = {}
+        self._find_files()
+        for name, tail in self._tails.items():
+            try:
+                lines = tail.read()
+            except OSError as wrong:
+                self.unreadable[name] = str(wrong)
+                continue
+            for line in lines:
+                self._take_line(line)
         self._note_deaths()
+
+    def _find_files(self) -> None:
+        try:
+            names = os.listdir(self.folder.telemetry)  # noqa: PTH208 names only
+        except OSError as wrong:
+            self.unreadable[self.folder.telemetry.name] = str(wrong)
+            return
+        for name in sorted(names):
+            if name not in self._tails and is_rank_file(name):
+                self._tails[name] = FileTail(self.folder.telemetry / name)
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            record = parse_line(line, self.world_size)
+        except BadLineError as bad:
+            self.bad_lines[bad.kind] += 1
+            return
+        self._take(record)
 
     def death_watches(self) -> list[int]:
         """pidfds of the ranks that still live, to be polled."""
@@ -138,7 +158,9 @@ class Ranks:
             rank.died_t = time.time()
             return
         if process.is_alive and belongs_to_run(process.pid, self.folder.run_id):
-            rank.process, rank.death_watch = process, watch
+            if rank.death_watch is not None:  # another process says that it is this rank now
+                os.close(rank.death_watch)
+            rank.process, rank.death_watch, rank.died_t = process, watch, None
         else:
             os.close(watch)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from filelock import FileLock, Timeout
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.run.command import Command, local_command, python_path
 from tpdpdash.run.folder import RunFolder, new_run_folder, read_json, run_ids, runs_root, write_json, write_whole
-from tpdpdash.run.processes import processes_of_run, send_signal
+from tpdpdash.run.processes import end_processes
 from tpdpdash.run.ranks import tail_text
 from tpdpdash.run.shim import PARENT_VARIABLE
 from tpdpdash.telemetry.record import RUN_ID_VARIABLE
@@ -117,8 +116,7 @@ def _start(root: Path, request: RunRequest, request_id: str | None) -> RunFolder
         write_json(folder.command, _command_record(request, command, request_id))
         _hand_over(folder)
     except BaseException:
-        for process in processes_of_run(folder.run_id):
-            send_signal(process, signal.SIGKILL)
+        end_processes(folder.run_id)  # first: whatever lives could write into the folder again
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder

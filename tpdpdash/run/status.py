@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 State = Literal["created", "starting", "running", "stopping", "finished", "failed", "stopped"]
 STATES: tuple[str, ...] = get_args(State)
@@ -18,7 +18,8 @@ class FirstFailure:
     """The first cause of a failure: one rank, or the agent."""
 
     code: str
-    """rank_killed, rank_crashed, rank_raised, rank_exited, rank_left_early, agent_killed, agent_failed."""
+    """rank_killed, rank_crashed, rank_signalled, rank_raised, rank_exited, rank_left_early, agent_killed,
+    agent_failed, supervisor_failed."""
     rank: int | None = None
     """The rank that failed first; None when it was the agent."""
     signal: str | None = None
@@ -70,7 +71,7 @@ class RunStatus:
     exit_code: int | None = None
     """The agent's; negative: ended by that signal."""
     stop_requested_by: str | None = None
-    """Who asked for the end: dashboard, cli, signal."""
+    """Who asked for the end: dashboard, cli, signal, deletion."""
     phase: str = PHASES[0]
     """One of PHASES."""
     ranks_by_phase: Mapping[str, int] = field(default_factory=dict)
@@ -105,16 +106,16 @@ class RunStatus:
         if document.get("state") not in STATES:
             raise ValueError(f"status.json: state is {document.get('state')!r}")
         pid, start_time = supervisor.get("pid"), supervisor.get("start_time")
-        if not isinstance(pid, int) or isinstance(pid, bool) or not isinstance(start_time, int | float):
+        if not _is_of_kind(pid, _WHOLE) or not _is_of_kind(start_time, _NUMBER):
             raise ValueError("status.json: supervisor.pid and start_time must be numbers")
         missing = [name for name in ("engine", "host", "boot_id", "created") if name not in known]
         if missing:
             raise ValueError(f"status.json: {missing[0]} is missing")
-        known["could_not_kill"] = tuple(document.get("could_not_kill") or ())
+        known["could_not_kill"] = _pids(document.get("could_not_kill"))
         return cls(
             state=document["state"],
-            supervisor_pid=pid,
-            supervisor_start_time=float(start_time),
+            supervisor_pid=cast("int", pid),
+            supervisor_start_time=float(cast("float", start_time)),
             first_failure=_failure(failure) if failure is not None else None,
             **known,
         )
@@ -131,11 +132,35 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 _OPTIONAL = frozenset({"started", "ended", "heartbeat", "stop_requested_by", "steps", "exit_code", "last_step"})
 
 
+_MAX_NUMBER = 1e11
+"""Dates, steps and pids lie below; a screen could not show what lies beyond."""
+_MAX_RANKS = 1 << 20
+
+
+def _is_of_kind(value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a value read from a file is of one of the kinds; a bool is no number, and a number is a possible one."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        return False
+    return not isinstance(value, int | float) or abs(value) < _MAX_NUMBER  # False for NaN too
+
+
 def _check_kinds(known: Mapping[str, object]) -> None:
     for name, value in known.items():
-        fits = isinstance(value, _PLAIN[name]) and (name == "rehearsal" or not isinstance(value, bool))
-        if not fits and not (value is None and name in _OPTIONAL):
-            raise ValueError(f"status.json: {name} is {value!r}")
+        if not _is_of_kind(value, _PLAIN[name]) and not (value is None and name in _OPTIONAL):
+            raise ValueError(f"status.json: {name} is {str(value)[:100]}")
+    size, by_phase = known.get("world_size", 1), known.get("ranks_by_phase", {})
+    if not 1 <= cast("int", size) <= _MAX_RANKS:
+        raise ValueError(f"status.json: world_size is {size}")
+    if not all(_is_of_kind(count, _WHOLE) for count in cast("dict[str, object]", by_phase).values()):
+        raise ValueError("status.json: ranks_by_phase does not count ranks")
+
+
+def _pids(listed: object) -> tuple[int, ...]:
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or not all(_is_of_kind(pid, _WHOLE) for pid in listed):
+        raise ValueError("status.json: could_not_kill is not a list of processes")
+    return tuple(listed)
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -148,6 +173,16 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _failure(table: Any) -> FirstFailure:
     if not isinstance(table, dict) or not isinstance(table.get("code"), str):
         raise ValueError("status.json: first_failure is not an object with a code")
-    names = ("rank", "signal", "exit_code", "error", "traceback")
-    others = tuple((int(rank), str(line)) for rank, line in table.get("others") or ())
-    return FirstFailure(code=table["code"], **{name: table.get(name) for name in names}, others=others)
+    kinds = {"rank": _WHOLE, "signal": _TEXT, "exit_code": _WHOLE, "error": _TEXT, "traceback": _TEXT}
+    for name, kind in kinds.items():
+        if table.get(name) is not None and not _is_of_kind(table[name], kind):
+            raise ValueError(f"status.json: first_failure.{name} is {str(table[name])[:100]}")
+    return FirstFailure(code=table["code"], **{name: table.get(name) for name in kinds}, others=_others(table))
+
+
+def _others(table: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
+    listed = table.get("others") or []
+    pairs = listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(pair, list) and list(map(type, pair)) == [int, str] for pair in pairs):
+        raise ValueError("status.json: first_failure.others is not a list of ranks and lines")
+    return tuple((rank, line) for rank, line in pairs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 
 from tpdpdash.run.folder import RunFolder, write_json
 from tpdpdash.run.history import RunView, read_state
-from tpdpdash.run.processes import ProcessId, processes_of_run, send_signal
+from tpdpdash.run.processes import ProcessId, end_processes, processes_of_run, send_signal
 from tpdpdash.run.status import RunStatus
 from tpdpdash.telemetry.process import boot_id
 
 STOP_LIMIT_S = 45.0
 """The supervisor's own grace and kill limits, and some slack; then it is killed itself."""
-KILL_LIMIT_S = 10.0
 LINGER_S = 1.0
+"""A supervisor that has just written its last status is given this long to leave by itself."""
 _POLL_S = 0.1
 
 
@@ -34,7 +33,7 @@ class StopResult:
 def request_stop(folder: RunFolder, *, by: str) -> None:
     """Ask for the end without waiting for it."""
     view = read_state(folder)
-    if view.is_over:
+    if _has_ended(view):
         return
     try:
         write_json(folder.stop_request, {"v": 1, "by": by, "t": time.time()}, durable=False)
@@ -42,6 +41,8 @@ def request_stop(folder: RunFolder, *, by: str) -> None:
         # The disk is full or read-only: a signal needs no file. It names nobody, so the status says "signal".
         if view.status is not None and _is_here(view.status):
             send_signal(_supervisor(view.status), signal.SIGTERM)
+    if view.status is not None and _is_here(view.status):
+        send_signal(_supervisor(view.status), signal.SIGCONT)  # one that was stopped would not hear of it
 
 
 def stop_run(folder: RunFolder, *, by: str) -> StopResult:
@@ -49,31 +50,20 @@ def stop_run(folder: RunFolder, *, by: str) -> StopResult:
     request_stop(folder, by=by)
     limit = time.monotonic() + STOP_LIMIT_S
     view = read_state(folder)
-    while not view.is_over and time.monotonic() < limit:
+    while not _has_ended(view) and time.monotonic() < limit:
         time.sleep(_POLL_S)
         view = read_state(folder)
-    if view.status is None or not _is_here(view.status):
-        return StopResult(view=view, could_not_kill=view.status.could_not_kill if view.status else ())
-    if not view.is_over:
+    if view.status is not None and not _is_here(view.status):
+        return StopResult(view=view, could_not_kill=view.status.could_not_kill)
+    if view.status is not None and not view.is_over:
         send_signal(_supervisor(view.status), signal.SIGKILL)  # it does not answer; its shims end the rest
-    left = _clear_out(folder.run_id)
+    left = end_processes(folder.run_id, after_s=LINGER_S)
     return StopResult(view=read_state(folder), could_not_kill=tuple(process.pid for process in left))
 
 
-def _clear_out(run_id: str) -> list[ProcessId]:
-    """End whatever carries the run's id; those that cannot be killed are returned.
-
-    A supervisor that has just written its last status is given a moment to leave by itself.
-    """
-    begun = time.monotonic()
-    while left := processes_of_run(run_id, besides=frozenset({os.getpid()})):
-        if time.monotonic() - begun > KILL_LIMIT_S:
-            return left
-        if time.monotonic() - begun > LINGER_S:
-            for process in left:
-                send_signal(process, signal.SIGKILL)
-        time.sleep(_POLL_S)
-    return []
+def _has_ended(view: RunView) -> bool:
+    """Whether nothing is left to be asked. A damaged status says nothing about its processes: those say it."""
+    return view.is_over and (view.state != "damaged" or not processes_of_run(view.run_id))
 
 
 def _supervisor(status: RunStatus) -> ProcessId:

@@ -130,10 +130,11 @@ class Supervisor:
         return [rank for rank in self.ranks.by_rank.values() if rank.process is not None and rank.died_t is None]
 
     def _update_ranks(self) -> None:
-        try:
-            self.ranks.update()
-        except OSError as wrong:  # a file that vanished or cannot be read now: read again in the next tick
-            print(f"telemetry: {wrong}", file=sys.stderr, flush=True)
+        before = self.ranks.unreadable
+        self.ranks.update()
+        for name, why in self.ranks.unreadable.items():
+            if name not in before:  # said once, not in each tick
+                print(f"{name}: {why}", file=sys.stderr, flush=True)
 
     def _reap(self) -> None:
         """Collect ended children: the agent, and orphans that came to this subreaper."""
@@ -175,6 +176,8 @@ class Supervisor:
                 return str(read_json(self.folder.stop_request)["by"])[:40]
             except (OSError, ValueError, KeyError, TypeError):
                 return "unknown"
+        if not self.folder.path.is_dir():
+            return "deletion"  # nobody could find it again, neither to watch it nor to stop it
         return "signal" if self._was_signalled else None
 
     def _members(self) -> list[ProcessId]:
@@ -242,6 +245,8 @@ class Supervisor:
         while True:
             try:
                 write_json(path, document)
+                return
+            except FileNotFoundError:  # the folder itself is gone: there is nothing to wait for
                 return
             except OSError as wrong:
                 print(f"{path.name}: {wrong}", file=sys.stderr, flush=True)

@@ -12,6 +12,9 @@ from tpdpdash.telemetry.record import KINDS, VERSION
 MAX_SECONDS = 1e7
 """Longer steps are not believed."""
 MAX_RANK = 1 << 20
+MAX_NAME = 300
+"""Characters of a host (255 in DNS), an event, a phase: a reader keeps them for each rank."""
+MAX_COORDS = 32
 BAD_KINDS = (
     "not_json",
     "two_objects",
@@ -65,6 +68,10 @@ def parse_line(line: bytes, world_size: int | None) -> dict[str, Any]:
     return record
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NAME
+
+
 def _is_whole(value: object, limit: float) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
@@ -98,21 +105,23 @@ def _is_hello(record: Mapping[str, Any]) -> bool:
     coords = record.get("coords")
     return (
         _is_whole(record.get("pid"), 1 << 31)
-        and isinstance(record.get("host"), str)
+        and _is_name(record.get("host"))
         and _is_whole(record.get("world_size"), MAX_RANK + 1)
         and record["rank"] < record["world_size"]
         and isinstance(coords, dict)
+        and len(coords) <= MAX_COORDS
         and all(_is_whole(place, MAX_RANK) for place in coords.values())
     )
 
 
 def _is_event(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("name"), str) and len(record["name"]) <= 200
+    return _is_name(record.get("name"))
 
 
 def _is_heartbeat(record: Mapping[str, Any]) -> bool:
-    step, last = record.get("step"), record.get("last_collective")
-    return (step is None or _is_whole(step, 1e12)) and isinstance(last, str | None)
+    step = record.get("step")
+    names = (record.get("phase"), record.get("last_collective"))
+    return (step is None or _is_whole(step, 1e12)) and all(name is None or _is_name(name) for name in names)
 
 
 def _is_timeline(record: Mapping[str, Any]) -> bool:
@@ -125,7 +134,7 @@ def _is_action(action: object) -> bool:
         return False
     name, stage, microbatch, start_s, duration_s = action
     places = _is_whole(stage, MAX_RANK) and _is_whole(microbatch, MAX_RANK)
-    return isinstance(name, str) and places and is_seconds(start_s) and is_seconds(duration_s)
+    return _is_name(name) and places and is_seconds(start_s) and is_seconds(duration_s)
 
 
 _IS_POSSIBLE = {

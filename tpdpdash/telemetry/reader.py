@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpdpdash.telemetry.parse import BadLineError, parse_line
-from tpdpdash.telemetry.record import PHASES, telemetry_dir
+from tpdpdash.telemetry.record import PHASES, is_rank_file, telemetry_dir
 from tpdpdash.telemetry.snapshot import Heartbeat, RankInfo, Telemetry
 from tpdpdash.telemetry.tail import FileTail
 
@@ -26,6 +26,10 @@ MAX_STEPS = 2000
 MAX_CELLS = 1_000_000
 MAX_TIMELINE_STEPS = 8
 MAX_EVENTS = 2000
+MAX_ACTIONS = 400_000
+"""Actions of all timelines that are kept, whatever the number of steps: about 80 MB."""
+MAX_PROCESSES = 8
+"""Processes that claim to be one rank: two already are one too many."""
 _SCALARS = ("t", "step_s", "cpu_s", "tokens", "loss", "memory_bytes", "peak_memory_bytes", "regions")
 _OTHER = PHASES.index("other")
 
@@ -53,6 +57,7 @@ class RunReader:
         self._ranks_of_file: dict[str, set[int]] = {}
         self._restarts_seen: Counter[str] = Counter()
         self._bad: Counter[str] = Counter()
+        self._unreadable: set[str] = set()
         self._capacity = max(16, min(MAX_STEPS, MAX_CELLS // max(1, world_size)))
         self._clear()
 
@@ -64,31 +69,37 @@ class RunReader:
         self._states: dict[int, _RankState] = {}
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
         self._timelines: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._num_actions = 0
         self._num_steps = 0
         self._non_finite = 0
 
     def refresh(self) -> bool:
         """Read what is new; whether anything was. Files that cannot be read now are read the next time."""
         try:
-            names = [name for name in os.listdir(telemetry_dir(self.folder)) if _is_rank_file(name)]  # noqa: PTH208
+            names = [name for name in os.listdir(telemetry_dir(self.folder)) if is_rank_file(name)]  # noqa: PTH208
         except OSError:
             return False
-        has_news = False
-        for name in sorted(names):
-            tail = self._tails.setdefault(name, FileTail(telemetry_dir(self.folder) / name))
-            try:
-                lines = tail.read()
-            except OSError:
-                self._bad["unreadable"] += 1
-                continue
-            if tail.restarts > self._restarts_seen[name]:
-                self._restarts_seen[name] = tail.restarts
-                self._forget(self._ranks_of_file.pop(name, set()))
-                has_news = True
+        read = {name: lines for name in sorted(names) if (lines := self._read(name)) is not None}
+        # All files that began anew are forgotten first: a step of the former run would keep its column from a new one.
+        begun_anew = [name for name in read if self._tails[name].restarts > self._restarts_seen[name]]
+        for name in begun_anew:
+            self._restarts_seen[name] = self._tails[name].restarts
+            self._forget(self._ranks_of_file.pop(name, set()))
+        for name, lines in read.items():
             for line in lines:
                 self._take_line(name, line)
-            has_news = has_news or bool(lines)
-        return has_news
+        return bool(begun_anew) or any(read.values())
+
+    def _read(self, name: str) -> list[bytes] | None:
+        """New lines of one file; None when it cannot be read now."""
+        tail = self._tails.setdefault(name, FileTail(telemetry_dir(self.folder) / name))
+        try:
+            lines = tail.read()
+        except OSError:
+            self._unreadable.add(name)
+            return None
+        self._unreadable.discard(name)
+        return lines
 
     def _forget(self, ranks: set[int]) -> None:
         """A file began anew: nothing of the former run is mixed with the new one."""
@@ -99,7 +110,10 @@ class RunReader:
                 ring[rank] = np.nan
         for by_rank in self._timelines.values():
             for rank in ranks:
-                by_rank.pop(rank, None)
+                self._num_actions -= len(by_rank.pop(rank, ()))
+        is_empty = (self._column_step >= 0) & np.isnan(self._scalars["step_s"]).all(axis=0)
+        self._column_step[is_empty] = -1
+        self._num_steps -= int(is_empty.sum())
         if not self._states:
             self._clear()
 
@@ -119,7 +133,8 @@ class RunReader:
     # ------------------------------------------------------------------------------- record kinds
 
     def _take_hello(self, state: _RankState, record: dict[str, Any]) -> None:
-        state.processes.add((record["host"], record["pid"]))
+        if len(state.processes) < MAX_PROCESSES:
+            state.processes.add((record["host"], record["pid"]))
         cost, local_rank = record.get("region_cost_s"), record.get("local_rank")
         state.info = RankInfo(
             rank=record["rank"],
@@ -141,7 +156,7 @@ class RunReader:
         state.heartbeat = Heartbeat(
             t=float(record["t"]),
             step=record.get("step"),
-            phase=str(record.get("phase") or ""),
+            phase=record.get("phase") or "",
             last_collective=record.get("last_collective"),
             collectives=collectives if isinstance(collectives, int) else 0,
         )
@@ -175,9 +190,15 @@ class RunReader:
         return column
 
     def _take_timeline(self, _: _RankState, record: dict[str, Any]) -> None:
-        self._timelines.setdefault(record["step"], {})[record["rank"]] = tuple(map(tuple, record["actions"]))
-        while len(self._timelines) > MAX_TIMELINE_STEPS:
-            del self._timelines[min(self._timelines)]
+        step, rank, actions = record["step"], record["rank"], tuple(map(tuple, record["actions"]))
+        kept = self._timelines.setdefault(step, {})
+        self._num_actions += len(actions) - len(kept.get(rank, ()))
+        kept[rank] = actions
+        while len(self._timelines) > MAX_TIMELINE_STEPS or (
+            self._num_actions > MAX_ACTIONS and len(self._timelines) > 1
+        ):
+            dropped = self._timelines.pop(min(self._timelines))
+            self._num_actions -= sum(map(len, dropped.values()))
 
     # ------------------------------------------------------------------------------------- answer
 
@@ -187,7 +208,8 @@ class RunReader:
         order = order[self._column_step[order] >= 0]
         rings = {name: ring[:, order] for name, ring in self._scalars.items()}
         states = self._states
-        bad = self._bad + Counter(too_long=sum(tail.too_long for tail in self._tails.values()))
+        too_long = sum(tail.too_long for tail in self._tails.values())
+        bad = self._bad + Counter(too_long=too_long, unreadable=len(self._unreadable))
         return Telemetry(
             world_size=self.world_size,
             ranks=MappingProxyType({rank: s.info for rank, s in sorted(states.items()) if s.info is not None}),
@@ -217,7 +239,3 @@ _TAKE = {
     "step": RunReader._take_step,
     "timeline": RunReader._take_timeline,
 }
-
-
-def _is_rank_file(name: str) -> bool:
-    return name.startswith("rank-") and name.endswith(".jsonl")

@@ -34,6 +34,11 @@ def rank_file(run_dir: Path, rank: int) -> Path:
     return telemetry_dir(run_dir) / f"rank-{rank:05d}.jsonl"
 
 
+def is_rank_file(name: str) -> bool:
+    """Whether a file of the telemetry folder is a rank's."""
+    return name.startswith("rank-") and name.endswith(".jsonl")
+
+
 def encode(record: Mapping[str, object]) -> bytes:
     """One line. Non-finite numbers are not JSON and raise ValueError: the probe writes null for them."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"

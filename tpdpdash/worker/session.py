@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +30,10 @@ DEFAULT_STEPS = 20
 """Steps of a run whose job does not say."""
 START_TIMEOUT = timedelta(seconds=300)
 """While ranks import and build at their own pace: many ranks on few cores take minutes."""
-STEP_TIMEOUT = timedelta(seconds=60)
+STEP_TIMEOUT_S = 60.0
 """After the first step: a rank that is silent for so long is gone."""
+STEPS_OF_SILENCE = 10
+"""Where steps are long, a rank may be silent for as many of them: it waits for a whole step in a pipeline."""
 
 
 def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
@@ -48,6 +51,7 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     probe.event("building")
     groups = make_groups(layout, dist.get_rank())
     trainer = Trainer(job.model, training, layout, Place(groups=groups, device=device, probe=probe), tokens)
+    began = time.monotonic()
     for number in range(1, (training.steps or DEFAULT_STEPS) + 1):
         with probe.step(number) as step:
             loss = trainer.step(number)
@@ -60,7 +64,7 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
                 step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
                 torch.cuda.reset_peak_memory_stats(device)
         if number == 1:
-            shorten_timeout([groups.tp, groups.pp, groups.dp])
+            shorten_timeout([groups.tp, groups.pp, groups.dp], time.monotonic() - began)
     dist.barrier()  # a rank that leaves early looks to its peers like one that died
     dist.destroy_process_group()
     probe.close()
@@ -115,7 +119,8 @@ def connect(device: torch.device, world_size: int) -> None:
         raise RuntimeError(f"world size is {dist.get_world_size()}; the layout needs {world_size}")
 
 
-def shorten_timeout(groups: list[dist.ProcessGroup | None]) -> None:
-    """From now on a silent peer is an error after STEP_TIMEOUT."""
+def shorten_timeout(groups: list[dist.ProcessGroup | None], first_step_s: float) -> None:
+    """From now on a silent peer is an error after a minute, or after ten times the first step where that is longer."""
+    timeout = timedelta(seconds=max(STEP_TIMEOUT_S, STEPS_OF_SILENCE * first_step_s))
     for group in (None, *(group for group in groups if group is not None)):
-        dist.distributed_c10d._set_pg_timeout(STEP_TIMEOUT, group)
+        dist.distributed_c10d._set_pg_timeout(timeout, group)

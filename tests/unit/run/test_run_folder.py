@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.run import history, request, stop
+from tpdpdash.run import history, preflight, processes, request, stop
 from tpdpdash.run.folder import RunFolder, find_run, new_run_folder, read_json, run_ids, runs_root, write_json
 from tpdpdash.run.history import count_runs, list_runs, read_state
 from tpdpdash.run.processes import ProcessId, belongs_to_run, identify, processes_of_run
@@ -218,9 +218,10 @@ def test_a_process_that_cannot_be_killed_is_named_after_a_bounded_time(
 ) -> None:
     """r112: a process in D state, played by one that no signal reaches."""
     hanging = ProcessId(12345, 1.0)
-    monkeypatch.setattr(stop, "processes_of_run", lambda *_, **__: [hanging])
-    monkeypatch.setattr(stop, "send_signal", lambda *_: True)
-    monkeypatch.setattr(stop, "KILL_LIMIT_S", 0.2)
+    monkeypatch.setattr(processes, "processes_of_run", lambda *_, **__: [hanging])
+    monkeypatch.setattr(processes, "send_signal", lambda *_: True)
+    monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
+    monkeypatch.setattr(stop, "LINGER_S", 0.0)
     folder = run_with(runs_root, status_of(2**22 - 1, 1.0))
     assert stop_run(folder, by="test").could_not_kill == (12345,)
 
@@ -243,3 +244,69 @@ def test_processes_of_a_run_are_told_by_their_environment_and_start(stranger: su
         member.kill()
         member.communicate()
     assert not process.is_alive
+
+
+def test_a_damaged_status_does_not_hide_the_processes_of_a_run_from_stop(runs_root: Path) -> None:
+    """Its status is half-written; a rank of it still lives, and a stranger too."""
+    folder = run_with(runs_root, b'{"v": 1, "st')
+    environment = {**os.environ, "TPDPDASH_RUN_ID": folder.run_id}
+    script = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+    member = subprocess.Popen(script, env=environment, stdout=subprocess.PIPE)
+    stranger = subprocess.Popen(script, stdout=subprocess.PIPE)
+    try:
+        for process in (member, stranger):
+            assert process.stdout is not None
+            process.stdout.readline()
+        stop_within = pytest.MonkeyPatch()
+        stop_within.setattr(stop, "STOP_LIMIT_S", 0.3)
+        result = stop_run(folder, by="test")
+        stop_within.undo()
+        assert (result.view.state, result.could_not_kill) == ("damaged", ())
+        assert (member.wait(), stranger.poll()) == (-9, None)
+        assert read_json(folder.stop_request)["by"] == "test"  # its supervisor, if one lives, was asked first
+    finally:
+        for process in (member, stranger):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("created", 1e308),
+        ("created", float("nan")),
+        ("world_size", 0),
+        ("world_size", 10**9),
+        ("world_size", -1),
+        ("last_step", 1.5),
+        ("ranks_by_phase", {"running": "two"}),
+        ("could_not_kill", 7),
+        ("could_not_kill", ["7"]),
+        ("first_failure", {"code": "rank_killed", "rank": "one"}),
+        ("first_failure", {"code": "rank_killed", "traceback": 5}),
+        ("first_failure", {"code": "rank_killed", "others": [[None, "x"]]}),
+        ("first_failure", {"code": "rank_killed", "others": 5}),
+        ("first_failure", {"code": "rank_killed", "others": [5]}),
+    ],
+)
+def test_a_status_with_a_value_that_cannot_be_is_damaged(runs_root: Path, key: str, value: object) -> None:
+    document = {**own_status().to_json(), key: value}
+    view = read_state(run_with(runs_root, json.dumps(document).encode()))
+    assert (view.state, view.status) == ("damaged", None)
+    assert key in view.damage
+
+
+def test_a_root_that_cannot_be_read_is_bad_input_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "runs", tmp_path / ("x" * 300)):
+        with pytest.raises(InvalidInputError, match="TPDPDASH_RUNS"):
+            run_ids(root)
+        with pytest.raises(InvalidInputError, match="TPDPDASH_RUNS"):
+            find_run(root, "20261130-131502-a-abcd")
+    with pytest.raises(InvalidInputError, match="TPDPDASH_RUNS"):
+        runs_root({"TPDPDASH_RUNS": "~no-such-person-here/runs"})
+
+
+def test_preflight_looks_at_a_root_that_is_too_long_for_this_file_system(tmp_path: Path) -> None:
+    checks = preflight._folder_checks(tmp_path / ("x" * 300) / "runs")
+    assert [check.code for check in checks] == ["runs_folder", "disk"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tpdpdash.run.folder import RunFolder, new_run_folder
 from tpdpdash.run.ranks import Ranks
+from tpdpdash.telemetry.process import start_time_s
 from tpdpdash.telemetry.record import RecordWriter, rank_file
 
 
@@ -47,8 +51,6 @@ def test_the_phase_of_a_run_is_that_of_its_slowest_rank(runs_root: Path) -> None
 
 def test_a_hello_that_names_a_process_of_another_program_is_never_watched_or_signalled(runs_root: Path) -> None:
     """This test's own pid and start time are right, but it does not carry the run's id."""
-    from tpdpdash.telemetry.process import start_time_s
-
     folder = new_run_folder(runs_root, "x")
     tell(folder, 0, hello(os.getpid(), start_time_s(os.getpid()) or 0.0))
     tell(folder, 1, hello())
@@ -101,3 +103,33 @@ def test_a_damaged_error_file_does_not_hide_the_stderr(runs_root: Path) -> None:
     (outputs / "stderr.log").write_text("Traceback (most recent call last):\n  File 'x'\nTypeError: printed\n")
     (end,) = Ranks(folder, 1).ends()
     assert end.error == "TypeError: printed"
+
+
+def test_a_death_is_noted_although_the_telemetry_was_deleted(runs_root: Path) -> None:
+    """Else the supervisor would be woken by the death again and again."""
+    folder = new_run_folder(runs_root, "x")
+    script = [sys.executable, "-c", "print(flush=True); input()"]
+    environment = {**os.environ, "TPDPDASH_RUN_ID": folder.run_id}
+    with subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tell(folder, 0, hello(process.pid, start_time_s(process.pid) or 0.0))
+        ranks = Ranks(folder, 1)
+        ranks.update()
+        assert len(ranks.death_watches()) == 1
+        shutil.rmtree(folder.telemetry)
+        process.kill()
+        process.wait()
+        ranks.update()
+    assert set(ranks.unreadable) == {"telemetry", "rank-00000.jsonl"}
+    assert ranks.death_watches() == []
+    assert ranks.by_rank[0].died_t is not None
+
+
+def test_one_file_that_cannot_be_read_hides_no_other(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    rank_file(folder.path, 0).mkdir()
+    tell(folder, 1, hello(), STEP)
+    ranks = Ranks(folder, 2)
+    ranks.update()
+    assert (set(ranks.unreadable), ranks.last_step) == ({"rank-00000.jsonl"}, 1)

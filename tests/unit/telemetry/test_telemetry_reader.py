@@ -251,3 +251,48 @@ def test_a_snapshot_does_not_change_when_more_is_read(tmp_path: Path) -> None:
 def test_a_run_without_telemetry_is_empty_and_all_ranks_are_missing(tmp_path: Path) -> None:
     seen = read(tmp_path)
     assert (seen.num_steps, seen.missing_ranks, seen.last_t) == (0, (0, 1, 2, 3), None)
+
+
+def test_a_job_that_begins_anew_shows_its_first_steps_although_the_former_one_was_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """b78 with several ranks: a step of the former run must not keep the column of a new one."""
+    monkeypatch.setattr(reader_module, "MAX_STEPS", 16)
+    for rank in range(2):
+        append(tmp_path, hello(rank) + b"".join(step(rank, number, 99.0) for number in range(50)), rank=rank)
+    reader = RunReader(tmp_path, 2)
+    reader.refresh()
+    for rank in range(2):
+        anew = hello(rank) + b"".join(step(rank, number, 1.0) for number in range(1, 4))
+        rank_file(tmp_path, rank).write_bytes(anew)
+    reader.refresh()
+    seen = reader.snapshot()
+    assert seen.steps.tolist() == [1, 2, 3]
+    assert seen.step_s.tolist() == [[1.0] * 3] * 2
+    assert set(seen.ranks) == {0, 1}
+
+
+def test_timelines_are_kept_within_a_number_of_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MAX_ACTIONS", 100)
+    for number in range(2, 8):
+        actions = [["F", 0, microbatch, 0.5, 0.25] for microbatch in range(30)]
+        append(tmp_path, line("timeline", step=number, actions=actions))
+    assert list(read(tmp_path).timelines) == [5, 6, 7]
+
+
+def test_a_file_that_cannot_be_read_counts_once_and_hides_no_other(tmp_path: Path) -> None:
+    append(tmp_path, step(1, 1), rank=1)
+    rank_file(tmp_path, 0).mkdir()
+    reader = RunReader(tmp_path, 2)
+    for _ in range(3):
+        reader.refresh()
+    seen = reader.snapshot()
+    assert (dict(seen.bad_lines), seen.steps.tolist()) == ({"unreadable": 1}, [1])
+
+
+@pytest.mark.parametrize("name", ["host", "name", "phase"])
+def test_a_name_that_no_screen_could_show_is_not_kept(tmp_path: Path, name: str) -> None:
+    long_name = {name: "x" * 100_000}
+    record = {"host": hello(**long_name), "name": line("event", **long_name), "phase": line("heartbeat", **long_name)}
+    append(tmp_path, record[name])
+    assert dict(read(tmp_path).bad_lines) == {"impossible_value": 1}
