@@ -206,7 +206,6 @@ FAULT_TEXTS: dict[str, str] = {
     "bad_value": "{field} cannot be {value}",
     "no_architecture": "{field} is not stated: no transformer can be built from the row",
     "unknown_precision": "{field} {value} is not known",
-    "experts_not_divisible": "{field} is {value}: experts or ranks do not divide by it",
     # run
     "run_name_illegal": "{field}: {value} is not the name of a run",
     "run_unknown": "{field}: there is no run {value}",

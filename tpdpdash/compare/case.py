@@ -75,7 +75,7 @@ class Skipped:
     row: int
     """Data row, from 0."""
     reason: str
-    """Code: ragged_row, bad_value, no_architecture, unknown_precision, experts_not_divisible."""
+    """Code: ragged_row, bad_value, no_architecture, unknown_precision."""
     column: str = ""
     """The column at fault."""
     value: str = ""
@@ -135,11 +135,13 @@ def read_case(number: int, row: Row) -> Case:
 
 
 def _step_s(cells: Cells, training: Training, degrees: Degrees) -> float | None:
-    """Step time as printed, else tokens of a step over tokens per second; None where neither is stated."""
+    """Step time as printed, else tokens of a step over tokens per second; None where neither is stated, or where the
+    time is that of a batch which is not."""
     printed = cells.measured("step_time_s")
     speed = cells.measured("tokens_per_sec_per_gpu")
-    if printed is not None or speed is None:
-        return printed
+    whose = {"global_batch", "seq_len"}.isdisjoint(cells.inferred)
+    if speed is None or (printed is not None and whose):
+        return printed if whose else None
     devices = cells.whole("num_gpus", 10_000_000) or degrees.num_devices
     return training.tokens_per_step / speed / devices
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tpdpdash.compare.cells import Cells, UnreadableRowError
@@ -108,20 +109,23 @@ def layout_of(cells: Cells, degrees: Degrees, model: ModelSpec, training: Traini
 
 
 def _expert_pins(cells: Cells, degrees: Degrees, model: ModelSpec) -> dict[str, Any]:
-    """Experts are not split over TP unless the row says so, or they are not spread over ranks at all."""
+    """Expert degrees. A Megatron command line splits experts over TP unless it says otherwise; recipes do not, where
+    they spread experts over ranks. A degree that does not divide experts and ranks is cut down to one that does."""
     if not model.is_moe:
         return {}
-    ep = cells.whole("ep", MAX_DEVICES)
-    if not ep:
+    notes, spread = cells.text("notes"), degrees.tp * degrees.cp * degrees.dp
+    stated = cells.whole("ep", MAX_DEVICES)
+    if not stated:
         cells.infer("ep")
-    ep = ep or 1
-    etp = expert_tp(cells.text("notes"))
+        stated = model.num_experts if "DeepEP" in notes else 1
+    etp = expert_tp(notes)
     if etp is None and degrees.tp > 1:
         cells.infer("etp")
-    etp = etp or (1 if ep > 1 else degrees.tp)
-    spread = degrees.tp * degrees.cp * degrees.dp
-    if model.num_experts % ep or spread % (ep * etp):
-        raise UnreadableRowError("experts_not_divisible", "ep", str(ep))
+    etp = etp or (1 if stated > 1 and not is_megatron_command_line(notes) else degrees.tp)
+    etp = gcd(etp, spread)
+    ep = gcd(stated, model.num_experts, spread // etp)
+    if ep != stated:
+        cells.infer("ep")
     return {"ep": ep, "etp": etp}
 
 

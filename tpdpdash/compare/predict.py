@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from tpdpdash.cluster.catalogue import software_constants
 from tpdpdash.cluster.spec import ClusterSpec, DeviceSpec, FigureSource, LinkSpec
 from tpdpdash.compare.case import Case
-from tpdpdash.compare.peaks import peak_as_read, stage_parts, state_as_read
+from tpdpdash.compare.peaks import peak_as_read, stage_parts, state_as_read, steady_as_read
 from tpdpdash.cost.estimate import estimate
 from tpdpdash.cost.frameworks import framework_habits
 from tpdpdash.cost.memory import StageMemory, stage_memory
 from tpdpdash.cost.stages import stage_kinds
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.units import GIB
+
+MEMORY_DOUBT = 0.15
+"""How far above a device's memory an estimate must lie before it says that a run recomputed something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,8 @@ class Prediction:
     """Predicted step time; None on unknown hardware."""
     peak_bytes: float
     """Predicted peak, in the scope and on the rank of the measured one."""
+    fullest_bytes: float
+    """Predicted memory of the fullest stage, everything counted: what decides whether it fits."""
     fits: bool | None
     """Whether the fullest stage fits the device; None on unknown hardware."""
     time_parts: Mapping[str, float] = field(default_factory=dict)
@@ -51,8 +56,10 @@ class Prediction:
     @property
     def state_errors(self) -> dict[str, float]:
         """predicted / measured − 1 of each printed state figure."""
-        parts = dict(self.memory_parts)
-        return {name: state_as_read(parts, name) / measured - 1 for name, measured in self.case.measured_state_bytes}
+        parts, scope = dict(self.memory_parts), self.case.peak_scope
+        return {
+            name: steady_as_read(parts, name, scope) / measured - 1 for name, measured in self.case.measured_state_bytes
+        }
 
     @property
     def activation_error(self) -> float | None:
@@ -86,18 +93,38 @@ def relative_error(predicted: float | None, measured: float | None) -> float | N
 
 
 def predict(cases: Iterable[Case]) -> list[Prediction]:
-    """Predictions in the order of the cases."""
+    """Predictions in the order of the cases.
+
+    A run that took place fitted: where a row does not say what is recomputed, and keeping everything clearly would not
+    fit, the least recompute that fits is taken.
+    """
+    found = {prediction.case.row: prediction for prediction in _predict(cases)}
+    for recompute in ("selective", "full"):
+        short = [p.case for p in found.values() if _clearly_too_large(p) and "recompute" in p.case.inferred]
+        more = [replace(case, layout=replace(case.layout, recompute=recompute)) for case in short]
+        found |= {prediction.case.row: prediction for prediction in _predict(more) if prediction.fits}
+    return [found[row] for row in sorted(found)]
+
+
+def _clearly_too_large(prediction: Prediction) -> bool:
+    """Whether the fullest stage exceeds the device by more than an estimate of memory may be wrong."""
+    cluster = prediction.case.cluster
+    return cluster is not None and prediction.fullest_bytes > (1 + MEMORY_DOUBT) * cluster.device.usable_bytes
+
+
+def _predict(cases: Iterable[Case]) -> list[Prediction]:
+    """Predictions of the cases as they are, in any order."""
     alike: dict[tuple[object, ...], list[Case]] = defaultdict(list)
     for case in cases:
-        cluster = case.cluster
-        where = (
-            ()
-            if cluster is None
-            else (cluster.device.name, cluster.nodes, cluster.devices_per_node, cluster.network.bytes_per_s)
-        )
-        alike[(case.model, case.training, where)].append(case)
-    found = [prediction for group in alike.values() for prediction in _predict_alike(group)]
-    return sorted(found, key=lambda prediction: prediction.case.row)
+        alike[(case.model, case.training, _place(case.cluster))].append(case)
+    return [prediction for group in alike.values() for prediction in _predict_alike(group)]
+
+
+def _place(cluster: ClusterSpec | None) -> tuple[object, ...]:
+    """What tells clusters of one table apart: they are all the catalogue's, but for their size and network."""
+    if cluster is None:
+        return ()
+    return cluster.device.name, cluster.nodes, cluster.devices_per_node, cluster.network.bytes_per_s
 
 
 def _predict_alike(cases: Sequence[Case]) -> list[Prediction]:
@@ -138,6 +165,7 @@ def _prediction(
         case=case,
         step_s=step_s if step_s is not None and math.isfinite(step_s) else None,
         peak_bytes=peak_as_read(parts, case.peak_scope),
+        fullest_bytes=float(memory.total_bytes[row].max()),
         fits=fits,
         time_parts=time_parts or {},
         memory_parts=parts,
