@@ -141,7 +141,7 @@ def _memory(runs: Validation, memory: Validation) -> list[Figure]:
     """Measured peaks, what is called too large, and states."""
     rows = [p for p in memory.predictions if p.case.source in PEAK_SOURCES]
     refused = sum(map(ran_but_does_not_fit, (*runs.predictions, *memory.predictions)))
-    states = [p for p in memory.predictions if p.case.measured_state_bytes]
+    states = [p for p in memory.predictions if p.case.measured_state_bytes and p.case.is_measured]
     return [
         _mean_of_sources(t("peak memory: mean of the sources' median |error|"), rows, memory_score, 0.04),
         Figure(

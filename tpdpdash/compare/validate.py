@@ -122,8 +122,8 @@ def memory_score(predictions: Iterable[Prediction]) -> Score:
 
 
 def state_score(predictions: Iterable[Prediction]) -> Score:
-    """Of printed bytes of weights, gradients and optimizer states."""
-    measured = [(dict(p.case.measured_state_bytes), p.state_errors) for p in predictions]
+    """Of measured bytes of weights, gradients and optimizer states."""
+    measured = [(dict(p.case.measured_state_bytes), p.state_errors) for p in predictions if p.case.is_measured]
     return _of_pairs([(sizes[name] * (1 + e), sizes[name]) for sizes, errors in measured for name, e in errors.items()])
 
 
