@@ -284,6 +284,6 @@ def serve(
     ] = "127.0.0.1",
 ) -> None:
     """The dashboard; prints its address with the start token."""
-    from tpdpdash.ui.serve import serve as serve_dashboard
+    from tpdpdash.serve import serve as serve_dashboard
 
     raise typer.Exit(serve_dashboard(port=port, address=address))

@@ -10,9 +10,9 @@ import pytest
 from fake_runs import FAILURE, fake_run, status
 from screens import open_page, texts
 
+from tpdpdash import start_token as token
 from tpdpdash.cluster.detection import Detection, HostMemory
 from tpdpdash.run.folder import write_json
-from tpdpdash.ui import token
 
 HOST = HostMemory(total_bytes=23 * 10**9, available_bytes=20 * 10**9, cores=2)
 NOTHING = Detection(devices=(), driver_version=None, problem=None, host=HOST)

@@ -10,8 +10,10 @@ import sys
 import pytest
 import streamlit as st
 
+from tpdpdash import serve
+from tpdpdash import start_token as token
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.ui import serve, services, token
+from tpdpdash.ui import services
 
 
 def test_the_token_is_private_and_survives_a_restart() -> None:
@@ -19,7 +21,7 @@ def test_the_token_is_private_and_survives_a_restart() -> None:
     assert len(first) >= 32
     assert stat.S_IMODE(token.token_path().stat().st_mode) == 0o600
     assert token.start_token() == first
-    code = "from tpdpdash.ui.token import start_token; print(start_token())"
+    code = "from tpdpdash.start_token import start_token; print(start_token())"
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert again.stdout.strip() == first
 
@@ -75,7 +77,7 @@ def test_serve_refuses_a_port_that_is_taken() -> None:
 
 
 def test_serve_and_token_bring_in_no_streamlit() -> None:
-    code = "import sys, tpdpdash.ui.serve, tpdpdash.ui.token; print('streamlit' in sys.modules)"
+    code = "import sys, tpdpdash.serve, tpdpdash.start_token; print('streamlit' in sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )

@@ -73,8 +73,8 @@ def start_server(tmp_path: Path, runs_root: Path) -> Iterator[Callable[[], Serve
     """Start a dashboard as `tpdpdash serve` does; every server and run of the test is ended with it."""
     from tpdpdash.run.folder import RunFolder, run_ids
     from tpdpdash.run.stop import stop_run
-    from tpdpdash.ui.serve import serve_command
-    from tpdpdash.ui.token import start_token
+    from tpdpdash.serve import serve_command
+    from tpdpdash.start_token import start_token
 
     started: list[Server] = []
 

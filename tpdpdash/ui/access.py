@@ -10,7 +10,7 @@ from __future__ import annotations
 import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.ui.token import is_start_token
+from tpdpdash.start_token import is_start_token
 
 _KEY = "start-token"
 _QUERY = "token"

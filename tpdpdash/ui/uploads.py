@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.ui.token import state_dir
+from tpdpdash.state_dir import state_dir
 
 PREFIX = "config:"
 HASH_CHARS = 16

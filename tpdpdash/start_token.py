@@ -12,17 +12,10 @@ import secrets
 import stat
 from pathlib import Path
 
+from tpdpdash.state_dir import state_dir
+
 TOKEN_BYTES = 32
 MAX_TOKEN_CHARS = 200
-
-
-def state_dir() -> Path:
-    """The user's state directory of tpdpdash, made 0700 when it is missing."""
-    from platformdirs import user_state_path
-
-    folder = user_state_path("tpdpdash", appauthor=False)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def token_path() -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.start_token import start_token
 from tpdpdash.text import t
-from tpdpdash.ui.token import start_token
 
 DEFAULT_PORT = 8501
 DEFAULT_ADDRESS = "127.0.0.1"
@@ -24,7 +24,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def app_file() -> Path:
     """app.py at the top of the checkout. Raises InvalidInputError where only the package is installed."""
-    path = Path(__file__).resolve().parents[2] / "app.py"
+    path = Path(__file__).resolve().parents[1] / "app.py"
     if not path.is_file():
         raise InvalidInputError([Fault(code="file_missing", field="serve", value=str(path))])
     return path
