@@ -45,8 +45,10 @@ def every_layout(job: Job) -> list[Layout]:
         sizes = divisors(share) if share * dp == job.training.global_batch_size else [1]
         chunks = divisors(model.num_layers // pp) if pp > 1 and model.num_layers % pp == 0 else [1]
         experts = [(ep, etp) for ep in divisors(16) for etp in sorted({1, tp}) if tp * dp % (ep * etp) == 0]
+        whole = job.training.framework == "megatron-core" and pp > 1 and pins.zero_stage is None
+        stages = (1,) if dp == 1 else (0, 1) if whole else (0, 1, 2, 3)
         for (ep, etp), size, v, zero, how, split in itertools.product(
-            experts if model.is_moe else [(1, tp)], sizes, chunks, (0, 1, 2, 3) if dp > 1 else (1,),
+            experts if model.is_moe else [(1, tp)], sizes, chunks, stages,
             ("none", "selective", "full"), (True, False) if tp > 1 else (False,),
         ):  # fmt: skip
             keys = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "micro_batch_size": size, "num_model_chunks": v,

@@ -16,7 +16,7 @@ import numpy as np
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import RECOMPUTE_METHODS, LayoutColumns
-from tpdpdash.layout.frameworks import overlap_habit
+from tpdpdash.layout.frameworks import known_framework, overlap_habit
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, LayoutPins
 from tpdpdash.layout.resolve import draft_layout
 from tpdpdash.units import divisors
@@ -33,6 +33,12 @@ MIN_TOKENS_PER_CONTEXT_RANK = 4096
 16,384 tokens on: below, it only divides work that tensor and data parallelism divide better."""
 LONG_SEQUENCE = 16384
 MAX_CONTEXT_PARALLEL = 64
+ZERO_STAGES = (0.0, 1.0, 2.0, 3.0)
+STATES_ONLY = (0.0, 1.0)
+SHARDS_WITHOUT_PIPELINE = frozenset({"megatron-core"})
+"""Frameworks whose ZeRO 2 and 3 are searched without a pipeline only. Megatron-Core's distributed optimizer is ZeRO 1;
+2 and 3 are Megatron-FSDP (--data-parallel-sharding-strategy optim_grads, optim_grads_params), which its guide names as
+compatible with TP, CP and EP. A pin asks for the others all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +115,13 @@ def _choices(job: Job, degrees: dict[str, int]) -> dict[str, tuple[float, ...]]:
     pins = job.pins
     alone = degrees["dp"] * degrees["cp"] == 1
     recompute = range(len(RECOMPUTES)) if pins.recompute is None else (RECOMPUTES.index(pins.recompute),)
+    states_only = degrees["pp"] > 1 and known_framework(job.training.framework) in SHARDS_WITHOUT_PIPELINE
+    zero = (1.0,) if alone else STATES_ONLY if states_only else ZERO_STAGES
     sequence = (True, False) if degrees["tp"] > 1 else (False,)
     return {
         "micro_batch_size": _micro_batches(job, degrees["dp"]),
         "num_model_chunks": _chunks(job, degrees["pp"]),
-        "zero_stage": (float(pins.zero_stage),)
-        if pins.zero_stage is not None
-        else (1.0,)
-        if alone
-        else (0.0, 1.0, 2.0, 3.0),
+        "zero_stage": zero if pins.zero_stage is None else (float(pins.zero_stage),),
         "recompute": tuple(float(code) for code in recompute),
         "sequence_parallel": sequence if pins.sequence_parallel is None else (pins.sequence_parallel,),
     }

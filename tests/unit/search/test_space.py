@@ -34,6 +34,18 @@ def space_of(job: Job) -> LayoutColumns:
     return LayoutColumns.joined(list(layout_space(job)))
 
 
+def test_megatrons_fsdp_is_searched_without_a_pipeline_and_other_frameworks_zero_with_one():
+    """Its distributed optimizer is ZeRO 1; what is pinned is taken as it is."""
+    for given, expected in (
+        ({}, {0.0, 1.0}),
+        ({"framework": "fsdp2"}, {0.0, 1.0, 2.0, 3.0}),
+        ({"zero_stage": 2}, {2.0}),
+    ):
+        space = space_of(job_of(**given))
+        assert set(space.zero_stage[(space.pp == 2) & (space.dp == 4)]) == expected
+    assert set(space_of(job_of(pp=1, tp=1)).zero_stage) == {0.0, 1.0, 2.0, 3.0}
+
+
 def test_every_row_multiplies_to_the_world():
     assert set(space_of(job_of(2)).world_size) == {16.0}
 
