@@ -27,6 +27,7 @@ _REPORTED = re.compile(
 _REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
 _CLOSED = re.compile(r"Sending process (?P<pid>\d+) closing signal SIGTERM")
 _FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
+_AGENT_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (?P<number>\d+)")
 _NAMES_ERROR = re.compile(r"\w*(Error|Exception)\b|errno|failed|fatal|cannot")
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
@@ -115,7 +116,7 @@ def first_failure(
     failed = [end for end in ends if end.has_failed]
     by_weight = sorted(failed, key=lambda end: (_weight(end), end.time, end.rank))
     first = by_weight[0] if by_weight else None
-    agent_signal = signal_name(agent_exit)
+    agent_signal = signal_name(agent_exit) or _caught_signal(agent_log)
     if agent_signal is not None and not _precedes(first, agent_died_t):
         return FirstFailure(code="agent_killed", signal=agent_signal, exit_code=agent_exit)
     left = _left_early(ends, by_weight)
@@ -138,8 +139,10 @@ def _weight(end: RankEnd) -> int:
 
 
 def _precedes(first: RankEnd | None, agent_died_t: float | None) -> bool:
-    """Whether a rank's own failure came before the agent's death."""
-    if first is None or first.signal_name is not None or first.error is None or _CONSEQUENCE.search(first.error):
+    """Whether a rank's own failure came before the agent's death; an interrupted agent interrupts its ranks."""
+    if first is None or first.signal_name is not None or first.error is None:
+        return False
+    if _CONSEQUENCE.search(first.error) or first.error == "KeyboardInterrupt":
         return False
     return agent_died_t is None or first.time < agent_died_t
 
@@ -177,6 +180,12 @@ def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailu
         traceback=end.traceback,
         others=others,
     )
+
+
+def _caught_signal(agent_log: str) -> str | None:
+    """The signal that torchrun caught and ended by: its own exit code is 1 then."""
+    caught = _AGENT_SIGNALLED.search(agent_log)
+    return signal_name(-int(caught["number"])) if caught is not None else None
 
 
 def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:

@@ -77,6 +77,27 @@ def test_a_killed_agent_is_the_cause_unless_a_rank_had_raised_before() -> None:
     assert (failure.code, failure.rank) == ("rank_raised", 0)
 
 
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (2, "SIGINT"), (1, "SIGHUP")])
+def test_an_agent_that_caught_a_signal_is_the_cause_and_not_the_ranks_that_it_interrupted(
+    number: int, name: str
+) -> None:
+    """torch 2.13's agent exits with 1 then; on SIGINT its ranks raise KeyboardInterrupt a moment before."""
+    log = (
+        "W1130 api.py:1028] Sending process 17367 closing signal SIGINT\nTraceback (most recent call last):\n"
+        '    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)\n'
+        f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 17360 got signal: {number}\n"
+    )
+    interrupted = [RankEnd(rank=rank, exit_code=1, error="KeyboardInterrupt", error_t=9.9) for rank in (0, 1)]
+    for ends in (interrupted, [RankEnd(rank=0, died_t=9.9)]):
+        failure = first_failure(ends, agent_exit=1, agent_died_t=10.0, agent_log=log)
+        assert failure is not None
+        assert (failure.code, failure.rank, failure.signal) == ("agent_killed", None, name)
+    raised = RankEnd(rank=0, error="ValueError: boom", error_t=9.0)
+    failure = first_failure([raised], agent_exit=1, agent_died_t=10.0, agent_log=log)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_raised", 0)
+
+
 def test_a_run_that_ended_well_has_no_cause() -> None:
     assert first_failure([RankEnd(rank=0, died_t=3.0), RankEnd(rank=1)], agent_exit=0) is None
 
