@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tpdpdash.run.folder import RunFolder
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
+UsageError: Any = typer.BadParameter.__base__
+"""What typer raises for every wrong option and argument; it has no public name for it."""
 
 app = typer.Typer(
     help="Plan, launch and watch parallel training.",
@@ -36,10 +39,12 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or a be
 def main() -> None:
     """Entry of the console script and of `python -m tpdpdash`."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except InvalidInputError as invalid:
-        print("\n".join(fault_lines(invalid.faults)), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        _tell(fault_lines(invalid.faults))
+    except UsageError as wrong:  # typer would draw a box of many lines
+        _tell([line for line in [" ".join(wrong.format_message().split())] if line])
+    sys.exit(BAD_INPUT)
 
 
 def _answer(as_json: bool, document: object, lines: list[str]) -> None:
@@ -83,6 +88,12 @@ def model(
     _answer(as_json, report.model_document(read.spec), report.model_lines(read.spec))
 
 
+def _option(field: str) -> str:
+    """The option that gives a key of the layout: layout.tp is --tp, layout.rank_order --order."""
+    name = field.removeprefix("layout.").replace("_", "-")
+    return "--order" if name == "rank-order" else f"--{name}"
+
+
 @app.command()
 def groups(
     world_size: Annotated[int, typer.Option(help="Ranks in all.")],
@@ -97,7 +108,10 @@ def groups(
     """Which ranks form which group."""
     from tpdpdash.layout.groups import rank_groups
 
-    found = rank_groups(world_size=world_size, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, order=order)
+    try:
+        found = rank_groups(world_size=world_size, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, order=order)
+    except InvalidInputError as invalid:  # the fields are named as keys of a Job: here they are options
+        raise InvalidInputError(replace(fault, field=_option(fault.field)) for fault in invalid.faults) from invalid
     _answer(as_json, found, report.group_lines(found, order))
 
 

@@ -21,9 +21,17 @@ class Fault:
     """What the sentence needs besides: limits, divisors, the nearest legal values (`nearest`)."""
 
 
+def written(value: object) -> str:
+    """repr of any value; whole numbers have more digits than Python writes when they come from hexadecimal."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of too many digits"
+
+
 class InvalidInputError(ValueError):
     """A person's input cannot be used. Carries every fault that was found, not only the first."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults: tuple[Fault, ...] = tuple(faults)
-        super().__init__("; ".join(f"{f.field}={f.value!r}: {f.code} {dict(f.values)}" for f in self.faults))
+        super().__init__("; ".join(f"{f.field}={written(f.value)}: {f.code} {written(f.values)}" for f in self.faults))

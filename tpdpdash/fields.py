@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Limits = Mapping[str, tuple[float, float]]
+MAX_COMPARED = 64
+"""Characters of a wrong word that are compared with the legal ones: comparing takes the square of the length."""
 
 _CODES = {
     "missing": "missing",
@@ -33,9 +35,10 @@ _CODES = {
 
 
 def nearest(word: object, choices: tuple[str, ...]) -> str | None:
-    """The choice that is spelled most like `word`; None when nothing is alike."""
-    matches = get_close_matches(str(word), choices, n=1, cutoff=0.4)
-    return matches[0] if matches else None
+    """The choice that is spelled most like `word`, whatever its case; None when nothing is alike."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    matches = get_close_matches(str(word)[:MAX_COMPARED].lower(), by_lower, n=1, cutoff=0.4)
+    return by_lower[matches[0]] if matches else None
 
 
 @cache

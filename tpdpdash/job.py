@@ -22,6 +22,7 @@ from tpdpdash.model.inline import spec_from_fields
 from tpdpdash.model.names import check_name
 from tpdpdash.model.presets import preset
 from tpdpdash.model.resolve import resolve_model
+from tpdpdash.model.rules import REQUIRED
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import FRAMEWORKS, Training
 from tpdpdash.units import MIB, ceil_div
@@ -102,12 +103,14 @@ def job_from_tables(document: Table, base_dir: Path = Path(), detect: Callable[[
     `base_dir`: where a relative model.config is looked up; `detect`: finds this machine's devices.
     """
     faults = [_unknown_table(key) for key in document if key not in (*TABLES, "name")]
-    tables = {name: _table(document, name, faults) for name in TABLES}
+    tables = {name: _table(document, name) for name in TABLES}
     pins, layout_faults = read_fields(LayoutPins, tables["layout"], "layout", LAYOUT_LIMITS)
     training, training_faults = read_fields(Training, tables["training"], "training", TRAINING_LIMITS)
     model, model_faults, notices = _read_model(tables["model"], base_dir)
     cluster, follows, cluster_faults, cluster_notices = _read_cluster(tables["cluster"], pins, detect)
-    faults += [*model_faults, *cluster_faults, *training_faults, *layout_faults]
+    found = {"model": model_faults, "cluster": cluster_faults, "training": training_faults, "layout": layout_faults}
+    for name, of_table in found.items():  # what is no table is told once, not as a table that lacks its keys
+        faults += _not_a_table(document, name) or of_table
     name = _read_name(document, model, faults)
     if faults or model is None or cluster is None:
         raise InvalidInputError(faults)
@@ -126,7 +129,9 @@ def parse_job(text: str, base_dir: Path = Path(), detect: Callable[[], Detection
     """A Job from the text of its TOML file. Raises InvalidInputError."""
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as wrong:
+    except RecursionError:
+        raise InvalidInputError([Fault(code="nested_too_deep", field="job")]) from None
+    except ValueError as wrong:  # TOMLDecodeError is one; so is a number of too many digits
         raise InvalidInputError([Fault(code="not_toml", field="job", values={"reason": str(wrong)})]) from wrong
     return job_from_tables(document, base_dir, detect)
 
@@ -137,17 +142,26 @@ def read_job(path: Path, detect: Callable[[], Detection] = detect_here) -> Job:
 
 
 def read_job_text(path: Path) -> str:
-    """The text of a Job file, bounded in size. Raises InvalidInputError."""
+    """The text of a Job file. Raises InvalidInputError.
+
+    No more than the limit is read, also of what has no size: a pipe, a device that never ends.
+    """
     try:
-        if path.stat().st_size > MAX_JOB_BYTES:
-            sizes = {"size": path.stat().st_size, "limit": MAX_JOB_BYTES}
-            raise InvalidInputError([Fault(code="file_too_large", field="job", value=str(path), values=sizes)])
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(MAX_JOB_BYTES + 1)
     except FileNotFoundError as missing:
         raise InvalidInputError([Fault(code="file_missing", field="job", value=str(path))]) from missing
-    except (OSError, UnicodeDecodeError) as wrong:
-        reason = {"reason": str(wrong)}
+    except OSError as wrong:
+        reason = {"reason": wrong.strerror or "unknown"}
         raise InvalidInputError([Fault(code="file_unreadable", field="job", value=str(path), values=reason)]) from wrong
+    if len(data) > MAX_JOB_BYTES:
+        sizes = {"limit": MAX_JOB_BYTES, "size": f"more than {MAX_JOB_BYTES}"}
+        raise InvalidInputError([Fault(code="file_too_large", field="job", value=str(path), values=sizes)])
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        values = {"encoding": "UTF-8", "position": wrong.start}
+        raise InvalidInputError([Fault(code="not_utf8", field="job", values=values)]) from wrong
 
 
 def job_tables(job: Job) -> dict[str, dict[str, Any]]:
@@ -188,17 +202,21 @@ def _read_name(document: Table, model: ModelSpec | None, faults: list[Fault]) ->
         return ""
 
 
-def _table(document: Table, name: str, faults: list[Fault]) -> Table:
-    """One table of the document; an absent one is empty."""
+def _table(document: Table, name: str) -> Table:
+    """One table of the document; an absent one, and what is no table, is empty."""
     table = document.get(name, {})
-    if isinstance(table, Mapping):
-        return table
-    faults.append(Fault(code="not_table", field=name, value=table))
-    return {}
+    return table if isinstance(table, Mapping) else {}
+
+
+def _not_a_table(document: Table, name: str) -> list[Fault]:
+    table = document.get(name, {})
+    return [] if isinstance(table, Mapping) else [Fault(code="not_table", field=name, value=table)]
 
 
 def _read_model(table: Table, base_dir: Path) -> tuple[ModelSpec | None, list[Fault], tuple[Fault, ...]]:
     """[model]: a preset or a config, with changes of single fields; or all fields inline."""
+    if not table:
+        return None, [Fault(code="no_model", field="model", values={"needed": REQUIRED})], ()
     named = [key for key in ("preset", "config") if key in table]
     changes = {key: value for key, value in table.items() if key not in ("preset", "config")}
     if len(named) > 1:
@@ -213,15 +231,23 @@ def _read_model(table: Table, base_dir: Path) -> tuple[ModelSpec | None, list[Fa
         if key == "preset":
             spec = preset(value)
         else:
-            read = resolve_model(value, base_dir=base_dir)
+            read = resolve_model(value, base_dir=base_dir, field="model.config")
             spec, notices = read.spec, read.notices
     except InvalidInputError as wrong:
         return None, list(wrong.faults), ()
     if changes:
-        unchanged = {name: value for name, value in asdict(spec).items() if name != "source"}
-        changed, faults = spec_from_fields({**unchanged, **changes})
+        changed, faults = spec_from_fields({**_kept(spec), **changes})
         return changed, faults, notices
     return spec, [], notices
+
+
+def _kept(spec: ModelSpec) -> dict[str, object]:
+    """The fields of a model that stay when others are changed: all but those that followed from others, which follow
+    again (the width of a head, and KV heads where every head has its own)."""
+    fields_of = {name: value for name, value in asdict(spec).items() if name != "source"}
+    heads = spec.num_attention_heads
+    followed = {"head_dim": spec.head_dim * heads == spec.hidden_size, "num_kv_heads": spec.num_kv_heads == heads}
+    return {name: value for name, value in fields_of.items() if spec.is_mla or not followed.get(name, False)}
 
 
 def _read_cluster(
@@ -234,18 +260,25 @@ def _read_cluster(
         spec, faults, notices = cluster_from_fields(table, detect)
         follows = spec is not None and is_local and spec.device.is_cpu and not sized
         return spec, follows, faults, notices
-    spec, faults, notices = cluster_from_fields({**table, "nodes": 1}, detect)
-    if spec is None:
+    one_node, faults, notices = cluster_from_fields({**table, "nodes": 1}, detect)
+    if one_node is None:
         return None, False, faults, notices
     world_size = pins["dp"] * pins.get("tp", 1) * pins.get("cp", 1) * pins.get("pp", 1)
-    return *_sized_by_layout(spec, world_size, "devices_per_node" in table), faults, notices
+    size = _size_of_layout(world_size, one_node.devices_per_node, "devices_per_node" in table)
+    spec, faults, notices = cluster_from_fields({**table, **size}, detect)
+    usual = one_node.devices_per_node
+    if size["nodes"] > 1 and size["devices_per_node"] != usual:
+        shown = f"{size['devices_per_node']}, for nodes of {usual} do not make {world_size} ranks"
+        notices = [*notices, Fault(code="assumed_figures", field="cluster.devices_per_node", value=shown)]
+    return spec, False, faults, notices
 
 
-def _sized_by_layout(spec: ClusterSpec, world_size: int, node_is_given: bool) -> tuple[ClusterSpec, bool]:
-    """The cluster with as many nodes as the layout needs; a layout smaller than a node takes a part of one."""
-    if world_size < spec.devices_per_node and not node_is_given:
-        return replace(spec, devices_per_node=world_size), False
-    return replace(spec, nodes=ceil_div(world_size, spec.devices_per_node)), False
+def _size_of_layout(world_size: int, devices_per_node: int, node_is_given: bool) -> dict[str, int]:
+    """The nodes that a layout needs. Where a node's size was not given: the largest that makes exactly the layout's
+    world of equal nodes, so that a layout smaller than a node takes a part of one."""
+    if not node_is_given:
+        devices_per_node = max(n for n in range(1, devices_per_node + 1) if world_size % n == 0)
+    return {"nodes": ceil_div(world_size, devices_per_node), "devices_per_node": devices_per_node}
 
 
 def _framework_notice(training: Mapping[str, Any]) -> tuple[Fault, ...]:

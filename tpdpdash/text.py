@@ -8,7 +8,7 @@ from __future__ import annotations
 import gettext
 from collections.abc import Iterable
 
-from tpdpdash.faults import Fault
+from tpdpdash.faults import Fault, written
 
 _TRANSLATIONS = gettext.NullTranslations()
 
@@ -27,7 +27,7 @@ FAULT_TEXTS: dict[str, str] = {
     "not_number": "{field} must be a number, not {value}",
     "not_text": "{field} must be text, not {value}",
     "not_true_false": "{field} must be true or false, not {value}",
-    "not_list": "{field} must be a list of whole numbers, not {value}",
+    "not_list": "{field} must be a list, not {value}",
     "not_table": "{field} must be a table of keys, not {value}",
     "out_of_range": "{field} is {value}; it must lie between {low} and {high}; nearest legal value: {nearest}",
     "unknown_key": "{field} is not a key here; nearest: {nearest}",
@@ -41,6 +41,7 @@ FAULT_TEXTS: dict[str, str] = {
     "not_toml": "{field}: not TOML: {reason}",
     "unknown_framework": "{field} {value} is not known; its habits are taken from the nearest, {nearest}",
     # model
+    "no_model": "{field} is missing: give model.preset, model.config, or the fields {needed}",
     "name_empty": "{field}: a name is needed",
     "name_too_long": "{field} is {value}: {length} characters; the limit is {limit} (and {byte_limit} bytes)",
     "name_characters": "{field} is {value}: a name may hold letters, digits, '.', '_' and '-', but not {wrong}",
@@ -277,7 +278,11 @@ def _plain(value: object) -> str:
         return ", ".join(_plain(v) for v in value) or "none"
     if value is None:
         return "none"
-    shown = value if isinstance(value, str) else repr(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    shown = value if isinstance(value, str) else written(value)
+    if not shown:
+        return '""'
     shown = shown.encode("unicode_escape").decode("ascii") if not shown.isprintable() else shown
     return shown if len(shown) <= 120 else f"{shown[:100]}… ({len(shown)} characters)"
 

@@ -81,7 +81,47 @@ def test_a_world_that_does_not_divide_is_one_line_on_stderr(tpdpdash):
     answer = tpdpdash("groups", "--world-size", "16", "--tp", "3", "--json")
     assert (answer.status, answer.out) == (2, "")
     assert len(answer.err.splitlines()) == 1
-    assert "layout.tp is 3" in answer.err
+    assert "--tp is 3" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--world-size", "sixteen"], "--world-size"),
+        (["--world-size", "16", "--tp", "1.5"], "--tp"),
+        (["--world-size", "16", "--dp", "8"], "--dp"),
+        (["--world-size", "0"], "--world-size is 0"),
+        (["--world-size", "16", "--tp", "0"], "--tp is 0"),
+        (["--world-size", "16", "--tp", "2", "--order", "dp-pp"], "--order"),
+        (["--world-size", "16", "--order", "DP"], "nearest: dp"),
+        (["--world-size", "16", "--order", ""], "--order is empty"),
+        ([], "--world-size"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_it(tpdpdash, arguments, named):
+    answer = tpdpdash("groups", *arguments, "--json")
+    assert (answer.status, answer.out) == (2, "")
+    assert named in answer.err.splitlines()[0]
+    assert all("\u2500" not in line and not line.startswith("Usage") for line in answer.err.splitlines())
+
+
+def test_a_wrong_command_and_a_missing_argument_are_one_line(tpdpdash):
+    for arguments, named in ((["nope"], "nope"), (["plan"], "JOB"), (["plan", "a.toml", "--top", "0"], "--top")):
+        answer = tpdpdash(*arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert len(answer.err.splitlines()) == 1
+        assert named in answer.err
+
+
+def test_a_path_longer_than_the_file_system_allows_is_bad_input(tpdpdash, job):
+    long = "x" * 300
+    for answer in (
+        tpdpdash("model", f"{long}.json"),
+        tpdpdash("estimate", f"{long}.toml"),
+        tpdpdash("estimate", job(GPT3.replace('preset = "gpt3-175b"', f'config = "{long}.json"'))),
+    ):
+        assert (answer.status, answer.out) == (2, "")
+        assert len(answer.err.splitlines()) == 1
 
 
 def test_model_gives_exact_counts(tpdpdash):

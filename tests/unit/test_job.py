@@ -1,13 +1,15 @@
 """The Job document: read, written, resolved, and every fault of it at once."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from tpdpdash.cluster.detection import Detection, HostMemory
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.job import job_from_tables, parse_job, read_job, write_job
+from tpdpdash.job import Job, job_from_tables, parse_job, read_job, write_job
+from tpdpdash.text import fault_text
 
 GPT3 = """
 [model]
@@ -63,6 +65,64 @@ def test_a_preset_is_written_by_name_and_a_changed_one_inline():
     assert table["num_layers"] == 48
     assert "preset" not in table
     assert parse_job(write_job(changed)).model == changed.model
+
+
+LAYOUT_DEFAULTS = {
+    **{"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "dp": 16, "rank_order": "tp-cp-ep-dp-pp", "micro_batch_size": 1},
+    **{"schedule": "none", "num_model_chunks": 1, "microbatch_group_size_per_vp_stage": 1},
+    **{"zero_stage": 1, "dp_shard_size": 16, "sequence_parallel": False},
+    **{"recompute": "none", "recompute_num_layers": None, "recompute_method": "uniform"},
+    **{"layers_per_stage": (32,), "account_for_embedding": False, "account_for_loss": False},
+    **{"overlap_grad_reduce": True, "overlap_param_gather": True, "overlap_tp": False},
+    **{"offload_optimizer": False, "offload_activations": False},
+}
+TRAINING_DEFAULTS = {
+    **{"seq_len": 2048, "global_batch_size": 240, "steps": None, "tokens": None, "precision": "bf16"},
+    **{"optimizer": "adamw", "optimizer_states": "fp32", "gradient_dtype": "fp32", "fp8_recipe": "tensorwise"},
+    **{"framework": "megatron-core", "attention": "flash", "compiled": True, "dropout": 0.0},
+    **{"trainable": "all", "lora_rank": 16, "lora_targets": ()},
+}
+
+
+def llama(**layout: int | str) -> Job:
+    """Llama-3-8B on 16 GPUs; where dp is given, it gives the size."""
+    cluster = {"device": "A100-SXM4-80GB", **({} if "dp" in layout else {"nodes": 2})}
+    training = {"seq_len": 2048, "global_batch_size": 240}
+    tables = {"model": {"preset": "llama-3-8b"}, "cluster": cluster, "training": training, "layout": layout}
+    return job_from_tables(tables)
+
+
+def test_every_key_that_is_absent_takes_the_default_of_the_design():
+    assert asdict(llama().training) == TRAINING_DEFAULTS
+    assert asdict(llama().layout()) == LAYOUT_DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tp": 2}, {"etp": 2, "dp": 8, "dp_shard_size": 8, "sequence_parallel": True}),
+        ({"pp": 2}, {"schedule": "1f1b", "microbatch_group_size_per_vp_stage": 2, "layers_per_stage": (16, 16)}),
+        ({"pp": 2, "num_model_chunks": 2}, {"schedule": "interleaved"}),
+        ({"pp": 3, "dp": 5}, {"layers_per_stage": (11, 11, 10)}),
+        ({"recompute": "full"}, {"recompute_num_layers": None}),
+    ],
+)
+def test_defaults_that_follow_from_other_keys(given, expected):
+    layout = asdict(llama(**given).layout())
+    assert {key: layout[key] for key in expected} == expected
+
+
+def test_chunks_without_a_pipeline_are_a_fault_of_the_key_that_was_given():
+    with pytest.raises(InvalidInputError) as caught:
+        llama(num_model_chunks=2).layout()
+    assert [fault.field for fault in caught.value.faults] == ["layout.num_model_chunks"]
+
+
+def test_dp_gives_a_world_that_usual_nodes_do_not_make_and_says_so():
+    job = llama(tp=2, dp=5)
+    assert (job.cluster.nodes, job.cluster.devices_per_node, job.layout().world_size) == (2, 5, 10)
+    assert [(notice.code, notice.field) for notice in job.notices] == [("assumed_figures", "cluster.devices_per_node")]
+    assert llama(tp=2, dp=8).notices == ()
 
 
 def test_layout_keys_that_are_absent_take_the_defaults():
@@ -161,9 +221,54 @@ def test_a_preset_and_a_config_together_are_refused():
     assert faults_of(text) == {"model.preset": "conflicting_keys"}
 
 
-@pytest.mark.parametrize("text", ["[model", "a = 1\na = 2", "\x00", "x = " + "[" * 5000])
+@pytest.mark.parametrize("text", ["[model", "a = 1\na = 2", "\x00", "a = " + "9" * 5000])
 def test_what_is_not_toml_is_one_fault(text):
     assert faults_of(text) == {"job": "not_toml"}
+    assert faults_of("x = " + "[" * 5000) == {"job": "nested_too_deep"}
+
+
+def test_a_number_that_python_does_not_write_is_one_line():
+    with pytest.raises(InvalidInputError) as caught:
+        parse_job(GPT3.replace("tp = 8", "tp = 0x" + "f" * 5000))
+    (fault,) = caught.value.faults
+    assert fault.field == "layout.tp"
+    assert "too many digits" in fault_text(fault)
+
+
+@pytest.mark.parametrize("name", ["model", "cluster", "training", "layout"])
+@pytest.mark.parametrize("value", ["x", 1, [{"tp": 1}]])
+def test_what_stands_in_place_of_a_table_is_one_fault(name, value):
+    with pytest.raises(InvalidInputError) as caught:
+        job_from_tables({**tomllib.loads(GPT3), name: value})
+    assert [(fault.code, fault.field) for fault in caught.value.faults] == [("not_table", name)]
+
+
+def test_a_job_without_a_model_says_how_to_give_one():
+    assert faults_of(GPT3.replace('[model]\npreset = "gpt3-175b"', "")) == {"model": "no_model"}
+
+
+@pytest.mark.parametrize("config", ["../../etc/passwd", "/dev/zero", "nothing", "", "a\\nb"])
+def test_a_wrong_config_is_a_fault_of_its_own_key(config):
+    assert set(faults_of(GPT3.replace('preset = "gpt3-175b"', f'config = "{config}"'))) == {"model.config"}
+
+
+def test_the_width_of_a_head_follows_a_changed_width_where_it_followed():
+    wider = parse_job(GPT3.replace('"gpt3-175b"', '"gpt3-175b"\nhidden_size = 24576')).model
+    assert (wider.head_dim, wider.num_kv_heads) == (256, 96)
+    fewer = parse_job(GPT3.replace('"gpt3-175b"', '"gpt3-175b"\nnum_attention_heads = 48')).model
+    assert (fewer.head_dim, fewer.num_kv_heads) == (256, 48)
+    grouped = parse_job(GPT3.replace('"gpt3-175b"', '"llama-3-8b"\nnum_attention_heads = 64')).model
+    assert (grouped.head_dim, grouped.num_kv_heads) == (64, 8)
+    apart = parse_job(GPT3.replace('"gpt3-175b"', '"qwen3-0.6b"\nhidden_size = 2048')).model
+    assert apart.head_dim == 128, "the preset gives it, and it is not hidden_size / heads"
+
+
+def test_a_hostile_name_of_an_inline_model_is_shown_escaped():
+    job = parse_job(
+        SMALL.replace("[model]", '[model]\nname = "a\\u001b[31m\\n' + "x" * 5000 + '"'), detect=this_machine
+    )
+    assert job.model.name.isprintable()
+    assert len(job.model.name) <= 100
 
 
 def test_a_config_is_looked_up_beside_the_job_file(tmp_path):
@@ -179,7 +284,7 @@ def test_a_config_is_looked_up_beside_the_job_file(tmp_path):
 def test_files_that_cannot_be_read_are_said_to_be_so(tmp_path):
     for name, content, code in [
         ("missing.toml", None, "file_missing"),
-        ("binary.toml", b"\xff\xfe\x00", "file_unreadable"),
+        ("binary.toml", b"\xff\xfe\x00", "not_utf8"),
         ("large.toml", b"#" * (2**20 + 1), "file_too_large"),
     ]:
         path = tmp_path / name
@@ -191,6 +296,9 @@ def test_files_that_cannot_be_read_are_said_to_be_so(tmp_path):
     with pytest.raises(InvalidInputError) as caught:
         read_job(tmp_path)
     assert [fault.code for fault in caught.value.faults] == ["file_unreadable"]
+    with pytest.raises(InvalidInputError) as caught:
+        read_job(Path("/dev/zero"))  # has no size and no end
+    assert [fault.code for fault in caught.value.faults] == ["file_too_large"]
 
 
 def test_an_unknown_framework_is_a_notice_with_the_nearest():

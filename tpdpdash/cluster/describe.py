@@ -85,7 +85,11 @@ def _even_nodes(fields: Table) -> tuple[Table, list[Fault]]:
         smallest = min(count for count in counts if count is not None)
         values = {"nearest": f"{len(counts)} nodes of {smallest}"}
         return rest, [Fault(code="uneven_nodes", field="cluster.nodes", value=tuple(counts), values=values)]
-    return {**fields, "nodes": len(counts), "devices_per_node": fields.get("devices_per_node", counts[0])}, []
+    if fields.get("devices_per_node", counts[0]) != counts[0]:
+        given, values = fields["devices_per_node"], {"other": f"cluster.nodes of {counts[0]} devices each"}
+        fault = Fault(code="conflicting_keys", field="cluster.devices_per_node", value=given, values=values)
+        return {**fields, "nodes": len(counts)}, [fault]
+    return {**fields, "nodes": len(counts), "devices_per_node": counts[0]}, []
 
 
 def _devices_of(node: object) -> int | None:

@@ -6,13 +6,13 @@ ranks that differ only in those degrees. Source: Megatron-LM megatron/core/paral
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.fields import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,8 +57,7 @@ def rank_order_faults(text: object, degrees: Mapping[str, int]) -> list[Fault]:
 
 
 def _nearest_name(token: str) -> str:
-    close = difflib.get_close_matches(token, ORDER_NAMES, n=1, cutoff=0.0)
-    return close[0] if close else ORDER_NAMES[0]
+    return nearest(token, ORDER_NAMES) or ORDER_NAMES[0]
 
 
 def parse_rank_order(text: str, degrees: Mapping[str, int]) -> tuple[str, ...]:

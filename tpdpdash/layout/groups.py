@@ -89,18 +89,19 @@ def rank_groups(
 
     Source: Megatron-LM parallel_state.initialize_model_parallel; golden: rank_groups.jsonl.
     """
-    degrees = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": tp if etp is None else etp}
-    faults = range_faults({"world_size": world_size}, prefix="") + range_faults(degrees)
+    given = {"tp": tp, "cp": cp, "pp": pp, "ep": ep, **({} if etp is None else {"etp": etp})}
+    faults = range_faults({"world_size": world_size}, prefix="") + range_faults(given)
     if faults:
         raise InvalidInputError(faults)
+    etp = tp if etp is None else etp
     faults = world_faults(world_size, tp=tp, cp=cp, pp=pp)
     dp = 1 if faults else world_size // (tp * cp * pp)
     if not faults:  # a world that tp·cp·pp does not divide would only be told twice
-        faults = expert_grid_faults(world_size, pp=pp, ep=ep, etp=degrees["etp"])
+        faults = expert_grid_faults(world_size, pp=pp, ep=ep, etp=etp)
     dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
-    expert_dp = max(1, world_size // (degrees["etp"] * ep * pp))
-    expert = {"tp": degrees["etp"], "cp": 1, "ep": ep, "dp": expert_dp, "pp": pp}
-    order_faults = rank_order_faults(order, {**dense, "ep": ep, "tp": max(tp, degrees["etp"])})
+    expert_dp = max(1, world_size // (etp * ep * pp))
+    expert = {"tp": etp, "cp": 1, "ep": ep, "dp": expert_dp, "pp": pp}
+    order_faults = rank_order_faults(order, {**dense, "ep": ep, "tp": max(tp, etp)})
     if not faults and not order_faults:
         faults = pipeline_faults("-".join(complete_rank_order(order)), dense, expert)
     if faults or order_faults:

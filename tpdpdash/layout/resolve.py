@@ -83,7 +83,7 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
     values["rank_order"] = DEFAULT_RANK_ORDER if order_faults else order
     chunks, pp = int(values["num_model_chunks"]), degrees["pp"]
     if "schedule" not in given:
-        values["schedule"] = "none" if pp == 1 and chunks == 1 else "interleaved" if chunks > 1 else "1f1b"
+        values["schedule"] = "none" if pp == 1 else "interleaved" if chunks > 1 else "1f1b"
     values["layers_per_stage"], stage_faults = _stage_layers(given, model.num_layers, pp)
     known = {field.name for field in fields(Layout)}
     layout = Layout(**{name: value for name, value in values.items() if name in known})

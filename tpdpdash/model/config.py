@@ -10,6 +10,7 @@ from pathlib import Path
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.model.config_json import parse_config, read_config_bytes
 from tpdpdash.model.families import Family, Rule, families
+from tpdpdash.model.names import shown_name
 from tpdpdash.model.patterns import PATTERNS, layer_pattern
 from tpdpdash.model.rules import LIMITS, build_spec
 from tpdpdash.model.section import ABSENT, Section
@@ -17,7 +18,6 @@ from tpdpdash.model.spec import ModelSpec
 from tpdpdash.model.variants import VARIANTS
 from tpdpdash.model.wrappers import decoder_section
 
-MAX_SHOWN_NAME = 100
 ATTENTION_KINDS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 )
@@ -138,9 +138,7 @@ def _place_experts(reading: _Reading) -> None:
 def _shown_name(config: Mapping[str, object], fallback: str) -> str:
     """The name in the config, or the file's; what cannot be shown is escaped."""
     given = config.get("_name_or_path")
-    text = given if isinstance(given, str) and given.strip() else fallback
-    text = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
-    return text if len(text) <= MAX_SHOWN_NAME else f"{text[: MAX_SHOWN_NAME - 1]}…"
+    return shown_name(given if isinstance(given, str) and given.strip() else fallback)
 
 
 def _family_of(section: Section) -> tuple[Family, list[Fault]]:

@@ -91,9 +91,9 @@ def too_large_fault(name: str, size: int) -> Fault:
 
 def read_config_bytes(path: Path) -> bytes:
     """The file's bytes; its kind and size are checked before anything is read."""
-    if not path.is_file():
-        raise InvalidInputError([Fault(code="file_missing", field="model.config", value=str(path))])
     try:
+        if not path.is_file():
+            raise InvalidInputError([Fault(code="file_missing", field="model.config", value=str(path))])
         size = path.stat().st_size
         if size > MAX_CONFIG_BYTES:
             raise InvalidInputError([too_large_fault(path.name, size)])

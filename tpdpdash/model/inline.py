@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 
 from tpdpdash.faults import Fault
+from tpdpdash.fields import nearest
+from tpdpdash.model.names import shown_name
 from tpdpdash.model.rules import build_spec
 from tpdpdash.model.spec import ModelSpec
 
 FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "source")
 """`source` is left out: it says where a spec comes from, and inline fields come from the file itself."""
+KEYS = ("preset", "config", *FIELDS)
+"""Every key of a Job's [model] table."""
 
 
 def _unknown_key_fault(key: str) -> Fault:
-    nearest = difflib.get_close_matches(key[:64], FIELDS, n=3, cutoff=0.5) or ["hidden_size"]
-    return Fault(code="unknown_key", field=f"model.{key}", value=key, values={"nearest": nearest})
+    return Fault(code="unknown_key", field=f"model.{key}", value=key, values={"nearest": nearest(key, KEYS)})
 
 
 def spec_from_fields(given: Mapping[str, object]) -> tuple[ModelSpec | None, list[Fault]]:
@@ -29,5 +31,7 @@ def spec_from_fields(given: Mapping[str, object]) -> tuple[ModelSpec | None, lis
     values = {"name": "inline", **{key: value for key, value in given.items() if key in FIELDS}}
     if "moe_ffn_hidden_size" in values:
         values.setdefault("ffn_hidden_size", values["moe_ffn_hidden_size"])
+    name = values["name"]
+    values["name"] = shown_name(name) if isinstance(name, str) else name
     spec, faults = build_spec(values, lambda field: f"model.{field}")
     return (None if unknown else spec), unknown + faults

@@ -14,6 +14,12 @@ _RESERVED = frozenset({"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in (
 """Device names: a folder of such a name cannot be copied to Windows."""
 
 
+def shown_name(text: str) -> str:
+    """A model's name as it can be shown: what cannot be printed is escaped, and its length is bounded."""
+    shown = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return shown if len(shown) <= MAX_NAME_LENGTH else f"{shown[: MAX_NAME_LENGTH - 1]}…"
+
+
 def _is_name_character(character: str) -> bool:
     return character in _PUNCTUATION or unicodedata.category(character)[0] == "L" or character.isdecimal()
 

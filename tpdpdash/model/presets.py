@@ -35,13 +35,16 @@ def preset_source(name: str) -> str:
     return str(_presets()[name]["source"])
 
 
-def preset(name: str) -> ModelSpec:
-    """The model of that name, however capitalised; raises InvalidInputError with the nearest names."""
-    known = check_name(name, FIELD).lower()
+def preset(name: str, field: str = FIELD) -> ModelSpec:
+    """The model of that name, however capitalised; raises InvalidInputError with the nearest names.
+
+    `field`: the key under which the person gave the name.
+    """
+    known = check_name(name, field).lower()
     entry = _presets().get(known)
     if entry is None:
         nearest = difflib.get_close_matches(known, preset_names(), n=3, cutoff=0.5)
         values = {"choices": preset_names(), "nearest": nearest}
-        raise InvalidInputError([Fault(code="unknown_choice", field=FIELD, value=name, values=values)])
+        raise InvalidInputError([Fault(code="unknown_choice", field=field, value=name, values=values)])
     spec = read_config_table(entry["config"], f"preset {known}").spec
     return replace(spec, name=known, source=f"preset:{known}")

@@ -26,12 +26,14 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
         return None
 
 
-def resolve_model(text: str, *, base_dir: Path | None = None, allow_paths: bool = True) -> ReadModel:
+def resolve_model(
+    text: str, *, base_dir: Path | None = None, allow_paths: bool = True, field: str = "model"
+) -> ReadModel:
     """The model that `text` names; raises InvalidInputError.
 
     Tried in this order: preset, path (only where `allow_paths`, so that a URL cannot open files), hub id. A path is
     relative to `base_dir` (default: the working directory) and must end in .json or be a folder with a config.json:
-    nothing else is opened.
+    nothing else is opened. `field`: the key under which the person gave the text.
     """
     if text.lower() in preset_names():
         return ReadModel(spec=preset(text))
@@ -42,5 +44,5 @@ def resolve_model(text: str, *, base_dir: Path | None = None, allow_paths: bool 
         model = read_config(fetch_config(text), text)
         return replace(model, spec=replace(model.spec, name=text, source=f"hub:{text}"))
     if "/" in text or "\\" in text:
-        raise InvalidInputError([Fault(code="not_a_model", field="model", value=text)])
-    return ReadModel(spec=preset(text))
+        raise InvalidInputError([Fault(code="not_a_model", field=field, value=text)])
+    return ReadModel(spec=preset(text, field))

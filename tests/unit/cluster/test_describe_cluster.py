@@ -296,3 +296,8 @@ def test_a_written_cluster_is_read_back_as_the_same(table: dict[str, object]) ->
 def test_a_cluster_made_by_hand_is_written_by_its_devices_name() -> None:
     cluster = default_cluster("A100-SXM4-80GB", 2)
     assert cluster_to_fields(cluster) == {"device": "A100-SXM4-80GB", "nodes": 2, "devices_per_node": 8}
+
+
+def test_r067_a_list_of_nodes_that_contradicts_devices_per_node_is_refused() -> None:
+    table = {"device": "A100-SXM4-80GB", "nodes": [8, 8], "devices_per_node": 4}
+    assert codes(table) == [("conflicting_keys", "cluster.devices_per_node")]
