@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from tpdpdash.ui import access, shell, state
+from tpdpdash.ui import access, frontend, parts, shell, state
 
 page = shell.build_navigation()
 st.set_page_config(
@@ -12,6 +12,7 @@ shell.mark_shell()
 with st.sidebar:
     if not access.take_token():
         st.stop()
+    frontend.mend(parts.theme())
     state.restore()
     links = shell.sidebar()
 page.run()

@@ -7,6 +7,7 @@ require_shell()
 import pandas as pd  # noqa: E402 - a page that is run without app.py must leave before anything heavy
 import streamlit as st  # noqa: E402
 
+from tpdpdash.cluster.describe import MAX_DEVICES_PER_NODE, MAX_NODES  # noqa: E402
 from tpdpdash.cluster.spec import ClusterSpec  # noqa: E402
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
@@ -37,7 +38,7 @@ def devices_now() -> None:
         return
     parts.cards(cluster_view.live_metrics(detection))
     with parts.card(t("Devices"), t("read every {s} s; what the driver does not report is unknown", s=int(REFRESH_S))):
-        used = st.column_config.ProgressColumn(min_value=0.0, max_value=100.0, format="%d %%", width="small")
+        used = st.column_config.ProgressColumn(min_value=0.0, max_value=1.0, format="percent", width="small")
         st.dataframe(
             pd.DataFrame(cluster_view.device_rows(detection.devices)),
             key="devices",
@@ -66,7 +67,9 @@ def this_machine() -> None:
     devices_now()
     links()
     try:
-        figures(services.local_cluster(), t("What estimates for this machine use"))
+        cluster, notices = services.read_local_cluster()
+        parts.faults(notices, "info")
+        figures(cluster, t("What estimates for this machine use"))
     except InvalidInputError as wrong:
         parts.faults(wrong.faults)
 
@@ -77,8 +80,8 @@ def described() -> None:
     with parts.card(t("Describe another cluster"), t("what is not given comes from the catalogue")):
         grid = st.grid(columns=5, min_column_width=150)
         grid.selectbox(t("Device"), services.device_names(), **state.bound("device"))
-        grid.number_input(t("Nodes"), min_value=1, max_value=100_000, **state.bound("nodes"))
-        grid.number_input(t("Devices in a node"), min_value=1, max_value=1024, **state.bound("gpus"))
+        grid.number_input(t("Nodes"), 1, MAX_NODES, **state.bound("nodes"))
+        grid.number_input(t("Devices in a node"), 1, MAX_DEVICES_PER_NODE, **state.bound("gpus"))
         grid.number_input(
             t("Network, GB/s per device"), min_value=0.0, placeholder=t("catalogue"), **state.bound("network")
         )
@@ -86,10 +89,11 @@ def described() -> None:
         if st.button(t("Use for planning"), icon=":material/leaderboard:", type="primary"):
             st.switch_page(shell.page_path("plan"))
     try:
-        cluster = services.described_cluster(view)
+        cluster, notices = services.read_described_cluster(view)
     except InvalidInputError as wrong:
         parts.faults(wrong.faults)
         return
+    parts.faults(notices, "info")
     name = parts.literal(cluster.device.name)
     parts.verdict(
         "info",

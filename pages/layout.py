@@ -96,7 +96,7 @@ def map_card(job: Job, estimate: Estimate, rank: int, own: list[layout_view.Rank
     with parts.card(t("Rank map"), layout_view.map_caption(shown, spec.world_size, rank)) as controls:
         layout_edit.rank_choice(controls, spec.world_size)
         layout_edit.order_choice(controls)
-        figures.picking_figure(rank_map(spec, theme), "rank-map", "rank", lambda picked: state.update(rank=picked))
+        figures.picking_figure(rank_map(spec, theme), "rank-map", "rank", state.choose_rank)
         figures.group_lines(layout_view.group_texts(own, job.cluster), theme)
 
 

@@ -100,7 +100,7 @@ def ranked_card(plan: Plan, ranked: Estimates, codes: list[str], chosen: int) ->
             key=f"layouts-{plan_view.signature(plan.job)}-{show_all}",
             selected=chosen,
             limits=plan_view.bar_limits(ranked, plan.job),
-            on_select=lambda row: state.update(layout=codes[row]),
+            on_select=lambda row: state.choose_layout(codes[row]),
         )
 
 
@@ -139,7 +139,7 @@ def scatter_card(plan: Plan, ranked: Estimates) -> None:
         table = shown_dots(plan_view.scatter_table(ranked, plan.front), ranked.capacity_bytes)
         label = t("best: {degrees}", degrees=estimate_view.degrees(best, " · "))
         chart = memory_speed(table, theme, capacity_bytes=ranked.capacity_bytes, best_label=label)
-        figures.picking_figure(chart, "memory-speed", "layout", lambda code: state.update(layout=str(code)))
+        figures.picking_figure(chart, "memory-speed", "layout", lambda code: state.choose_layout(str(code)))
 
 
 def refused_card(plan: Plan) -> None:

@@ -9,6 +9,7 @@ import streamlit as st  # noqa: E402 - a page that is run without app.py must le
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import access, parts, runs_view, services, shell, state, watch_parts  # noqa: E402
+from tpdpdash.ui.live import LiveRun  # noqa: E402
 
 REFRESH_S = 1.0
 PAUSED = "watch-paused"
@@ -31,7 +32,7 @@ def empty() -> None:
     st.page_link(shell.page_path("launch"), label=t("Go to Launch"), icon=":material/rocket_launch:")
 
 
-def head(live) -> bool:
+def head(live: LiveRun) -> bool:
     """Title, state, and the controls that act on the run; whether the charts are paused."""
     view = live.look().view
     actions = parts.page_head(t("Watch"), runs_view.run_title(view), parts.state_chip(view.state))
@@ -48,7 +49,7 @@ def head(live) -> bool:
                 services.stop(view.run_id)
                 st.rerun()
             if not may_stop:
-                st.caption(watch_parts.not_allowed())
+                st.caption(parts.literal(access.not_allowed()))
     return paused
 
 

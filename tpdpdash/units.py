@@ -25,6 +25,7 @@ MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 JOULES_PER_KWH = 3.6e6
 
 N = TypeVar("N", int, float, "NDArray[np.float64]", "NDArray[np.int64]")
+F = TypeVar("F", float, "NDArray[np.float64]")
 
 
 def ceil_div(numerator: N, denominator: N) -> N:
@@ -122,6 +123,21 @@ def format_flops(flops_per_s: float | None) -> str:
     if not _is_known(flops_per_s):
         return UNKNOWN
     return f"{_three_digits(flops_per_s / TERA)} TFLOP/s"
+
+
+def gib(held_bytes: F) -> F:
+    """Bytes as GiB, for an axis whose title says so."""
+    return held_bytes / GIB
+
+
+def format_power(watts: float | None) -> str:
+    """Power: 71 W, 1,070 W."""
+    return f"{watts:,.0f} W" if _is_known(watts) else UNKNOWN
+
+
+def format_temperature(celsius: float | None) -> str:
+    """Temperature: 31 °C."""
+    return f"{celsius:.0f} °C" if _is_known(celsius) else UNKNOWN
 
 
 def format_count(count: float | None) -> str:

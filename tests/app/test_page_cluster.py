@@ -9,12 +9,14 @@ import pytest
 from screens import open_page, texts
 from streamlit.testing.v1 import AppTest
 
+from tpdpdash.cluster.catalogue import default_cluster
 from tpdpdash.cluster.detection import DetectedDevice, Detection, HostMemory
 from tpdpdash.faults import Fault
 from tpdpdash.ui import cluster_view
 
 GB = 10**9
 HOST = HostMemory(total_bytes=23 * GB, available_bytes=20 * GB, cores=2)
+A100 = default_cluster("A100-SXM4-80GB", 1, 8)
 NOTHING = Detection(devices=(), driver_version=None, problem=None, host=HOST)
 GPU = DetectedDevice(
     index=0, cuda_index=0, uuid="GPU-3ceb3ffd-0000", name="NVIDIA H100 80GB HBM3", pci_bus_id="0000:01:00.0",
@@ -32,7 +34,7 @@ def cluster_with(detection: Detection, **params: str) -> AppTest:
 def test_a_machine_without_a_gpu_says_what_it_has() -> None:
     at = cluster_with(NOTHING)
     assert not at.exception
-    assert "No NVIDIA driver here: CPU, 2 cores, 23 GB." in texts(at)
+    assert "No NVIDIA driver here: CPU, 2 cores, 21.4 GiB." in texts(at)
     assert "rehearse on the CPU" in texts(at)
 
 
@@ -87,7 +89,7 @@ def test_a_lost_gpu_does_not_take_the_others_with_it() -> None:
 
 def test_the_link_matrix_tells_switch_peer_and_bus_apart() -> None:
     switched = cluster_view.link_table((GPU, replace(GPU, index=1)))
-    assert switched.iloc[0].tolist() == ["GPU 0", "·", "NVLink"]
+    assert switched.iloc[0].tolist() == ["GPU 0", "·", "NVSwitch"]
     pair = replace(GPU, nvswitch=False, nvlink_peers=("0000:02:00.0",))
     others = (
         pair,
@@ -95,8 +97,27 @@ def test_the_link_matrix_tells_switch_peer_and_bus_apart() -> None:
         replace(pair, index=2, pci_bus_id="0000:03:00.0"),
     )
     assert cluster_view.link_table(others).iloc[0].tolist() == ["GPU 0", "·", "NVLink", "PCIe"]
+    one_sided = (replace(others[0], nvlink_peers=()), others[1])
+    bridged = (one_sided[0], replace(one_sided[1], nvlink_peers=("0000:01:00.0",)))
+    assert cluster_view.link_table(bridged).iloc[0, 2] == "NVLink", "a bridge that one side reports"
     silent = replace(GPU, nvswitch=None, nvlink_peers=None, nvlink_links=None)
     assert cluster_view.link_table((silent, replace(silent, index=1))).iloc[0, 2] == "unknown"
+
+
+def test_gpus_of_two_kinds_are_planned_with_the_smaller_one_and_it_is_said() -> None:
+    smaller = replace(GPU, index=1, name="NVIDIA A100-SXM4-80GB")
+    at = cluster_with(replace(NOTHING, devices=(GPU, smaller), driver_version="1", num_visible=2))
+    assert not at.exception
+    assert "planned with the smallest" in texts(at)
+
+
+def test_a_power_limit_that_nobody_gave_is_unknown() -> None:
+    assert (
+        cluster_view.figures_table(replace(A100, device=replace(A100.device, power_w=float("nan"))))
+        .set_index("Figure")
+        .loc["Power limit", "Value"]
+        == "unknown"
+    )
 
 
 def test_r133_a_device_name_is_shown_as_text() -> None:

@@ -11,34 +11,15 @@ import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.start_token import is_start_token
+from tpdpdash.text import fault_text
 
 _KEY = "start-token"
 _QUERY = "token"
 _TAKEN = "start-token-taken"
+_NEEDED = Fault(code="start_token_needed", field="token")
 
-# The first lines have nothing to do with the token; they mend two habits of streamlit's frontend, once a tab.
-# Every change of the address is made a step of the browser's history, also one that a screen makes by itself as it
-# opens, and then Back leads nowhere: here a change on the same screen replaces the address. And on a narrow window
-# the sidebar stays open over the screen that was chosen in it.
 _KEEPER_JS = """
-function mendOnce() {
-  if (window.tpdpdashMended) return
-  window.tpdpdashMended = true
-  const push = window.history.pushState.bind(window.history)
-  window.history.pushState = (state, title, url) => {
-    const isSameScreen = new URL(url, window.location.href).pathname === window.location.pathname
-    if (isSameScreen) window.history.replaceState(state, title, url)
-    else push(state, title, url)
-  }
-  document.addEventListener("click", (event) => {
-    if (window.innerWidth >= 768 || !event.target.closest("[data-testid=stSidebar] a")) return
-    const collapse = document.querySelector("[data-testid=stSidebarCollapseButton] button")
-    if (collapse) window.setTimeout(() => collapse.click(), 150)
-  })
-}
-
 export default function (component) {
-  mendOnce()
   const { data, setStateValue } = component
   const name = "tpdpdash-start-token"
   const address = new URL(window.location.href)
@@ -99,7 +80,12 @@ def may_start() -> bool:
     return is_start_token(st.session_state.get(_KEY))
 
 
+def not_allowed() -> str:
+    """What stands where a control is disabled for want of the token (plain text)."""
+    return fault_text(_NEEDED)
+
+
 def require_token() -> None:
     """Refuse on the server, whatever the page showed. Raises InvalidInputError."""
     if not may_start():
-        raise InvalidInputError([Fault(code="start_token_needed", field="token")])
+        raise InvalidInputError([_NEEDED])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpdpdash.cluster.topology import link_matrix
 from tpdpdash.text import fault_text, t
-from tpdpdash.ui.parts import Metric, cpu_line, literal, plain
+from tpdpdash.ui.parts import Metric, literal, plain
 from tpdpdash.units import (
     GIB,
     UNKNOWN,
@@ -15,14 +16,16 @@ from tpdpdash.units import (
     format_memory,
     format_memory_of,
     format_money,
+    format_power,
     format_share,
+    format_temperature,
     format_time,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tpdpdash.cluster.nvml import DetectedDevice, Detection
+    from tpdpdash.cluster.detection import DetectedDevice, Detection, HostMemory
     from tpdpdash.cluster.spec import ClusterSpec, FigureSource
 
 UUID_CHARS = 12
@@ -31,15 +34,25 @@ IDLE_BYTES = 2 * GIB
 """A GPU that holds less is called free: drivers and displays take some hundred MiB."""
 
 
-def unknown(value: float | None, pattern: str) -> str:
-    """A reading in its form, or *unknown*: never 0, never blank."""
-    return t(UNKNOWN) if value is None else pattern.format(value)
+def machine_line(detection: Detection) -> str:
+    """What is here, in one line: "8 × H100-SXM5-80GB here" or "CPU, 2 cores, 23.4 GiB here, no NVIDIA GPU"."""
+    host = detection.host
+    names = sorted({d.name for d in detection.devices if d.name})
+    if detection.devices:
+        kinds = ", ".join(literal(name) for name in names) or t("unknown GPU")
+        return t("{count} × {kinds} here", count=len(detection.devices), kinds=kinds)
+    return t("{cpu} here  \nno NVIDIA GPU", cpu=cpu_line(host))
+
+
+def cpu_line(host: HostMemory) -> str:
+    """ "CPU, 2 cores, 23.4 GiB"."""
+    memory = t("unknown memory") if not host.total_bytes else format_memory(host.total_bytes)
+    return t("CPU, {cores} cores, {memory}", cores=host.cores or t("unknown"), memory=memory)
 
 
 def here_sentence(detection: Detection) -> tuple[str, str]:
     """What is here: the sentence and the quieter second line (markdown)."""
-    host = detection.host
-    cpu = cpu_line(host.cores, host.total_bytes)
+    cpu = cpu_line(detection.host)
     if not detection.devices:
         why = t("No NVIDIA driver here") if detection.problem is None else literal(fault_text(detection.problem))
         plan = t("You can plan for any cluster, and rehearse on the CPU.")
@@ -85,21 +98,26 @@ def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
             t("GPU"): str(device.index),
             t("Model"): plain(device.name or (t("lost") if device.lost else t(UNKNOWN))),
             "UUID": plain(device.uuid)[:UUID_CHARS] + "…" if device.uuid else t(UNKNOWN),
-            t("Used"): _used_percent(device),
+            t("Used"): _used_frac(device),
             t("Memory"): _memory_text(device),
-            t("Load"): t(UNKNOWN) if device.utilisation_frac is None else f"{100 * device.utilisation_frac:.0f} %",
-            t("Power"): unknown(device.power_w, "{:.0f} W"),
-            t("Temperature"): unknown(device.temperature_c, "{:.0f} °C"),
-            t("Links"): unknown(device.nvlink_links, "{:.0f} NVLinks"),
+            t("Load"): format_share(device.utilisation_frac),
+            t("Power"): format_power(device.power_w),
+            t("Temperature"): format_temperature(device.temperature_c),
+            t("Links"): _links_text(device),
         }
         for device in devices
     ]
 
 
-def _used_percent(device: DetectedDevice) -> float | None:
+def _used_frac(device: DetectedDevice) -> float | None:
+    """For the bar; nothing is drawn where it is unknown."""
     if device.used_bytes is None or not device.total_bytes:
         return None
-    return 100.0 * device.used_bytes / device.total_bytes
+    return device.used_bytes / device.total_bytes
+
+
+def _links_text(device: DetectedDevice) -> str:
+    return t(UNKNOWN) if device.nvlink_links is None else t("{n} NVLinks", n=device.nvlink_links)
 
 
 def _memory_text(device: DetectedDevice) -> str:
@@ -113,24 +131,15 @@ def _memory_text(device: DetectedDevice) -> str:
 
 
 def link_table(devices: tuple[DetectedDevice, ...]) -> pd.DataFrame:
-    """How each pair of GPUs is joined: NVLink (directly or by switch), PCIe, or unknown."""
+    """How each pair of GPUs is joined, as the plan takes it: NVLink, by a switch or directly, PCIe, or unknown."""
     import pandas as pd
 
+    words = {"nvswitch": t("NVSwitch"), "nvlink": t("NVLink"), "pcie": t("PCIe"), None: t(UNKNOWN)}
     rows = []
-    for one in devices:
-        cells = {f"GPU {other.index}": _link_word(one, other) for other in devices}
-        rows.append({"": f"GPU {one.index}", **cells})
+    for i, kinds in enumerate(link_matrix(devices)):
+        cells = {f"GPU {devices[j].index}": "·" if i == j else words[kind] for j, kind in enumerate(kinds)}
+        rows.append({"": f"GPU {devices[i].index}", **cells})
     return pd.DataFrame(rows)
-
-
-def _link_word(one: DetectedDevice, other: DetectedDevice) -> str:
-    if one.index == other.index:
-        return "·"
-    if one.nvswitch and other.nvswitch:
-        return "NVLink"
-    if one.nvlink_peers is None or other.pci_bus_id is None:
-        return t(UNKNOWN) if one.nvlink_links is None or one.nvlink_links else "PCIe"
-    return "NVLink" if other.pci_bus_id in one.nvlink_peers else "PCIe"
 
 
 def live_metrics(detection: Detection) -> list[Metric]:
@@ -141,17 +150,18 @@ def live_metrics(detection: Detection) -> list[Metric]:
     free = [d.free_bytes for d in devices if d.free_bytes is not None]
     return [
         Metric(label=t("GPUs"), value=str(len(devices)), note=t("{n} visible to CUDA", n=detection.num_visible)),
-        _sum_metric(t("Memory"), totals, len(devices), GIB, "GiB"),
-        _sum_metric(t("Free now"), free, len(devices), GIB, "GiB"),
-        _sum_metric(t("Power"), powers, len(devices), 1.0, "W"),
+        _sum_metric(t("Memory"), totals, len(devices), format_memory),
+        _sum_metric(t("Free now"), free, len(devices), format_memory),
+        _sum_metric(t("Power"), powers, len(devices), format_power),
     ]
 
 
-def _sum_metric(label: str, values: Sequence[float], count: int, factor: float, unit: str) -> Metric:
+def _sum_metric(label: str, values: Sequence[float], count: int, written: Callable[[float], str]) -> Metric:
     if not values:
         return Metric(label=label, value=t(UNKNOWN), note=t("none of {count} reports it", count=count))
     note = t("all report") if len(values) == count else t("{n} of {count} report", n=len(values), count=count)
-    return Metric(label=label, value=f"{sum(values) / factor:,.0f}", unit=unit, note=note)
+    value, _, unit = written(sum(values)).partition(" ")
+    return Metric(label=label, value=value, unit=unit, note=note)
 
 
 def spec_metrics(cluster: ClusterSpec) -> list[Metric]:
@@ -168,8 +178,8 @@ def spec_metrics(cluster: ClusterSpec) -> list[Metric]:
         ),
         Metric(
             label=t("Usable memory"),
-            value=f"{device.usable_bytes / GIB:,.1f}",
-            unit=t("GiB each"),
+            value=format_memory(device.usable_bytes),
+            unit=t("each"),
             note=t("nominal {memory}", memory=format_memory(device.memory_bytes)),
         ),
         Metric(label=t("Peak, {kind}", kind=kind), value=format_flops(peak), note=t("each")),
@@ -202,7 +212,7 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
         "usable_bytes": (t("Memory, usable"), format_memory(device.usable_bytes)),
         "memory_bytes_per_s": (t("Memory bandwidth"), format_bandwidth(device.memory_bytes_per_s)),
         **{key: (t("Peak {name}, dense", name=key.removeprefix("peak_")), text) for key, text in peaks.items()},
-        "power_w": (t("Power limit"), unknown(device.power_w, "{:,.0f} W")),
+        "power_w": (t("Power limit"), format_power(device.power_w)),
         "gemm_efficiency": (t("Reached by large matrix products"), format_share(device.gemm_efficiency)),
         "gemm_half_k": (t("Inner size at half of that"), f"{device.gemm_half_k:,.0f}"),
         "attention_efficiency": (t("Reached by fused attention"), format_share(device.attention_efficiency)),

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tpdpdash.charts.palette import Theme
-    from tpdpdash.cluster.nvml import Detection
 
 MAX_LITERAL_CHARS = 120
 MIN_CARD_PX = 150
-GB = 1e9
 
 # ------------------------------------------------------------------------- text that came from outside
 
@@ -195,19 +193,3 @@ def state_chip(state: str) -> str:
 def theme() -> Theme:
     """The appearance that this person has chosen."""
     return "dark" if st.context.theme.type == "dark" else "light"
-
-
-def machine_line(detection: Detection) -> str:
-    """What is here, in one line: "8 × H100-SXM5-80GB here" or "CPU: 2 cores, 23 GB here, no NVIDIA driver"."""
-    host = detection.host
-    names = sorted({d.name for d in detection.devices if d.name})
-    if detection.devices:
-        kinds = ", ".join(literal(name) for name in names) or t("unknown GPU")
-        return t("{count} × {kinds} here", count=len(detection.devices), kinds=kinds)
-    return t("{cpu} here  \nno NVIDIA GPU", cpu=cpu_line(host.cores, host.total_bytes))
-
-
-def cpu_line(cores: int | None, total_bytes: float | None) -> str:
-    """ "CPU, 2 cores, 23 GB"."""
-    memory = t("unknown memory") if not total_bytes else f"{total_bytes / GB:.0f} GB"
-    return t("CPU, {cores} cores, {memory}", cores=cores or t("unknown"), memory=memory)

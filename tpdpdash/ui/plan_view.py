@@ -263,7 +263,8 @@ def bar_limits(ranked: Estimates, job: Job) -> dict[str, float]:
 
 
 def signature(job: Job) -> str:
-    """Changes whenever the ranking can: the table's key, so that no selection outlives its rows."""
+    """Changes with what a person asked for, not with this machine's free memory: the table's key, so that no selection
+    outlives its rows."""
     return hashlib.sha256(write_job(job).encode()).hexdigest()[:12]
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from tpdpdash.faults import InvalidInputError
+from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, pins_of, write_job
 from tpdpdash.ui import access, state
+from tpdpdash.units import GIB
 
 if TYPE_CHECKING:
     from tpdpdash.cluster.nvml import Detection
@@ -35,11 +36,20 @@ PLANS_KEPT = 16
 ESTIMATES_KEPT = 128
 READERS_KEPT = 8
 RUNS_SHOWN = 50
+MEMORY_STEP_BYTES = GIB // 2
+"""Free memory of a CPU is told apart in these steps: plans are not searched anew for less."""
 
 
 def job_key(job: Job) -> str:
-    """Two jobs with the same key have the same plan and estimate."""
-    return write_job(job)
+    """Two jobs with the same key have the same plan and estimate.
+
+    A Job's text says "local" and no figures of it: those come from the detection, and change with this machine. Free
+    memory changes from second to second, so a plan holds for a step of it.
+    """
+    device = job.cluster.device
+    memory = round(device.usable_bytes * job.cluster.devices_per_node / MEMORY_STEP_BYTES)
+    figures = replace(job.cluster, device=replace(device, usable_bytes=0.0)) if device.is_cpu else job.cluster
+    return f"{write_job(job)}\n{memory} {figures!r}"
 
 
 # Plans and estimates are frozen and large: shared as they are (cache_resource), not copied for each viewer.
@@ -90,23 +100,23 @@ def device_names() -> tuple[str, ...]:
     return ("local", *catalogue.device_names())
 
 
-def local_cluster() -> ClusterSpec:
-    """What estimates use for this machine."""
+def read_local_cluster() -> tuple[ClusterSpec, tuple[Fault, ...]]:
+    """What estimates use for this machine, and what to know about how it was read. Raises InvalidInputError."""
     return _cluster({"device": "local"})
 
 
-def described_cluster(view: JobState) -> ClusterSpec:
-    """The cluster of the view. Raises InvalidInputError with every fault."""
+def read_described_cluster(view: JobState) -> tuple[ClusterSpec, tuple[Fault, ...]]:
+    """The cluster of the view, and what was assumed of it. Raises InvalidInputError with every fault."""
     return _cluster(state.cluster_table(view))
 
 
-def _cluster(table: Mapping[str, object]) -> ClusterSpec:
+def _cluster(table: Mapping[str, object]) -> tuple[ClusterSpec, tuple[Fault, ...]]:
     from tpdpdash.cluster.describe import cluster_from_fields
 
-    spec, found, _ = cluster_from_fields(table, detection)
+    spec, found, notices = cluster_from_fields(table, detection)
     if spec is None or found:
         raise InvalidInputError(found)
-    return spec
+    return spec, tuple(notices)
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -166,7 +176,7 @@ def rehearsal_of(job: Job) -> Rehearsal:
     """The job shrunken to this machine. Raises InvalidInputError."""
     from tpdpdash.run.rehearsal import rehearse
 
-    return rehearse(job, local_cluster())
+    return rehearse(job, read_local_cluster()[0])
 
 
 def job_here(job: Job) -> Job:
@@ -174,7 +184,7 @@ def job_here(job: Job) -> Job:
     from tpdpdash.cluster.local import with_ranks
 
     layout = job.layout()
-    here = local_cluster()
+    here, _ = read_local_cluster()
     cluster = with_ranks(here, layout.world_size) if here.device.is_cpu else here
     return replace(job, cluster=cluster, pins=pins_of(layout), world_follows_layout=False)
 

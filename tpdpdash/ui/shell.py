@@ -86,13 +86,13 @@ def require_shell() -> None:
 
 
 def sidebar() -> DeltaGenerator:
-    """Name, links to the screens, and what is here in one line; returns the place of the links."""
-    from tpdpdash.ui import parts, services
+    """Name, links to the screens, and what is here at the foot; returns the place of the links."""
+    from tpdpdash.ui import cluster_view, services
 
     st.markdown(f"### tp:blue[dp]dash  \n:small[:gray[{t('plan · launch · watch')}]]")
     place = st.empty()
     links(place)
-    st.caption(parts.machine_line(services.detection()))
+    st.caption(cluster_view.machine_line(services.detection()))
     return place
 
 

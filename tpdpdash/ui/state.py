@@ -142,6 +142,16 @@ def update(**changes: Any) -> JobState:
     return view
 
 
+def choose_layout(code: str) -> None:
+    """The layout that every screen is about."""
+    update(layout=code)
+
+
+def choose_rank(rank: int) -> None:
+    """The rank that Layout is about."""
+    update(rank=rank)
+
+
 def _write_address(view: JobState) -> None:
     wanted = _to_params(view)
     for field in fields(JobState):
