@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from live_runs import SCRIPT, SLACK, LiveRun, wait_for
 
+from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.history import list_runs, read_state
 from tpdpdash.run.request import RunRequest, start_request
 from tpdpdash.run.stop import stop_run
@@ -110,6 +113,27 @@ def test_sigterm_of_the_supervisor_stops_the_run_too(start: Start) -> None:
     view = run.until_over(10 * SLACK)
     assert (view.state, view.status.stop_requested_by) == ("stopped", "signal")
     run.until_gone()
+
+
+def test_a_run_outlives_its_full_disk_and_its_deleted_telemetry(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor has something to say of the telemetry, and no room to say it: its log is /dev/full."""
+    monkeypatch.setattr(RunFolder, "supervisor_log", property(lambda _: Path("/dev/full")))
+    run = start(*FOREVER)
+    run.until_running()
+    shutil.rmtree(run.folder.telemetry)
+    heard = run.view.status.heartbeat
+    wait_for(lambda: run.view.status.heartbeat > heard + 1, 5 * SLACK)
+    assert (run.view.state, run.members["supervisor"].is_alive) == ("running", True)
+    assert stop_run(run.folder, by="test").view.state == "stopped"
+    run.until_gone()
+
+
+def test_a_run_whose_folder_is_deleted_ends_since_nobody_could_find_it_again(start: Start) -> None:
+    run = start(*FOREVER)
+    run.until_running()
+    shutil.rmtree(run.folder.path)
+    wait_for(lambda: not run.is_any_left(), 10 * SLACK)
+    assert not run.folder.path.exists()
 
 
 STARTER = """

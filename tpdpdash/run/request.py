@@ -67,9 +67,8 @@ def start_request(request: RunRequest, *, request_id: str | None = None, root: P
             return known if known is not None else _start(where, request, request_id)
     except (OSError, Timeout) as wrong:
         values = {"reason": wrong.strerror or str(wrong) if isinstance(wrong, OSError) else "locked"}
-        raise InvalidInputError(
-            [Fault(code="run_not_started", field="run", value=str(where), values=values)]
-        ) from wrong
+        at = str(wrong.filename or where) if isinstance(wrong, OSError) else str(where)
+        raise InvalidInputError([Fault(code="run_not_started", field="run", value=at, values=values)]) from wrong
 
 
 @contextmanager

@@ -8,6 +8,7 @@ is asked to, and leaves no process behind. If it is killed itself, the shims tak
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -134,7 +135,7 @@ class Supervisor:
         self.ranks.update()
         for name, why in self.ranks.unreadable.items():
             if name not in before:  # said once, not in each tick
-                print(f"{name}: {why}", file=sys.stderr, flush=True)
+                note(f"{name}: {why}")
 
     def _reap(self) -> None:
         """Collect ended children: the agent, and orphans that came to this subreaper."""
@@ -249,7 +250,7 @@ class Supervisor:
             except FileNotFoundError:  # the folder itself is gone: there is nothing to wait for
                 return
             except OSError as wrong:
-                print(f"{path.name}: {wrong}", file=sys.stderr, flush=True)
+                note(f"{path.name}: {wrong}")
                 if time.monotonic() > limit:
                     return
             time.sleep(1.0)
@@ -290,7 +291,13 @@ class Supervisor:
             self._written = status
         except OSError as wrong:  # tried again with the next heartbeat
             self.lost_writes += 1
-            print(f"status.json: {wrong}", file=sys.stderr, flush=True)
+            note(f"status.json: {wrong}")
+
+
+def note(what: str) -> None:
+    """Say it in supervisor.log. Where the disk is full there is nowhere to say it, and the run goes on all the same."""
+    with contextlib.suppress(OSError):
+        print(what, file=sys.stderr, flush=True)
 
 
 def become_subreaper() -> None:
