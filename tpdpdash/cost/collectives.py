@@ -83,23 +83,24 @@ def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
     )
 
 
-def all_gather_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
-    """Ring all-gather (or reduce-scatter) of `whole_bytes` in all: (g − 1)/g · bytes / bandwidth + (g − 1) hops; 0
-    alone.
+def all_gather_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
+    """Ring all-gather (or reduce-scatter) of `whole_bytes` in all, in `messages` pieces: (g − 1)/g · bytes / bandwidth
+    + (g − 1) hops each; 0 alone.
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH".
     """
     g = link.size
     share = (g - 1) / g
-    return np.where(g > 1, share * whole_bytes / link.bytes_per_s + share * link.ring_latency_s, 0.0)
+    return np.where(g > 1, share * whole_bytes / link.bytes_per_s + messages * share * link.ring_latency_s, 0.0)
 
 
 reduce_scatter_s = all_gather_s
 """A ring reduce-scatter sends what an all-gather sends."""
 
 
-def all_reduce_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
-    """All-reduce: 2 (g − 1)/g · bytes / bandwidth, with the latency of the quicker of ring and double binary tree.
+def all_reduce_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
+    """All-reduce of `whole_bytes` in `messages` pieces: 2 (g − 1)/g · bytes / bandwidth, with the latency of the
+    quicker of ring and double binary tree each.
 
     NCCL chooses between both by size:
     https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4.
@@ -107,7 +108,7 @@ def all_reduce_s(whole_bytes: Numeric, link: GroupLink) -> Numeric:
     g = link.size
     share = (g - 1) / g
     latency = np.minimum(2 * share * link.ring_latency_s, 2 * link.tree_latency_s)
-    return np.where(g > 1, 2 * share * whole_bytes / link.bytes_per_s + latency, 0.0)
+    return np.where(g > 1, 2 * share * whole_bytes / link.bytes_per_s + messages * latency, 0.0)
 
 
 def all_to_all_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:

@@ -57,7 +57,9 @@ def ends_s(
     loss = habits.logit_traffic_bytes * tokens * vocab_rows
     return EndSeconds(
         embedding_forward_s=traffic_s(2 * look_up, rates),
-        embedding_backward_s=traffic_s((1 + 2 * rates.gradient_bytes / e) * tokens * h * e, rates),
+        embedding_backward_s=0.0 * tokens
+        if rates.is_frozen
+        else traffic_s((1 + 2 * rates.gradient_bytes / e) * tokens * h * e, rates),
         head_forward_s=head.forward_s + traffic_s(2 * loss / 3 + 2 * look_up, rates),
         head_backward_s=head.backward_s + traffic_s(loss / 3 + 3 * look_up, rates),
     )
@@ -71,7 +73,7 @@ def _head_linear(tokens: Numeric, hidden_size: int, vocab_rows: Numeric, rates: 
     return LinearSeconds(
         forward_s=factor * gemm_s(tokens, hidden_size, vocab_rows, rates),
         input_gradient_s=factor * gemm_s(tokens, vocab_rows, hidden_size, rates),
-        weight_gradient_s=np.maximum(factor * gradient, accumulate),
+        weight_gradient_s=0.0 * tokens if rates.is_frozen else np.maximum(factor * gradient, accumulate),
     )
 
 

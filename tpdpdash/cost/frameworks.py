@@ -27,6 +27,10 @@ class FrameworkHabits:
     """The framework as it was asked; differs from `name` where it is unknown here and the nearest was taken."""
     holds_fp32_weights: bool
     """Weights (or their shards) are fp32 and cast for compute; otherwise 16-bit weights with fp32 masters."""
+    zero2_shards_weights: bool
+    """ZeRO 2 shards the fp32 weights too and keeps a gathered copy in the compute precision through a microbatch."""
+    sgd_momentum: bool
+    """SGD keeps a momentum."""
     keeps_16bit_gradients: bool
     """Beside fp32 main gradients, 16-bit gradients stay allocated."""
     logit_kept_bytes: float

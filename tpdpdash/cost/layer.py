@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.adapters import ADAPTER_KERNELS, adapted_matrices, adapter_traffic_bytes
 from tpdpdash.cost.arrays import Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.operators import (
@@ -95,16 +96,18 @@ def layer_s(
         more_f, more_b = _activation_traffic(model, training, habits, rates, tokens * model.ffn_hidden_size / tp)
     column, row = linears.column + inner.column, linears.row + inner.row
     every = column + row + linears.whole + inner.whole
+    adapted = adapted_matrices(model, training, moe, tp=tp, ep=ep, etp=etp)
+    adapters = traffic_s(tokens * adapter_traffic_bytes(adapted, rates.element_bytes), rates)
     return LayerSeconds(
         gemm_forward_s=sum((x.forward_s for x in every), 0.0 * tokens),
         gemm_backward_s=sum((x.backward_s for x in every), 0.0 * tokens),
         attention_forward_s=attention.forward_s,
         attention_backward_s=attention.backward_s,
-        traffic_forward_s=traffic_f + more_f,
-        traffic_backward_s=traffic_b + more_b,
+        traffic_forward_s=traffic_f + more_f + adapters,
+        traffic_backward_s=traffic_b + more_b + 2 * adapters,
         column_input_gradient_s=sum((x.input_gradient_s for x in column), 0.0 * tokens),
         column_weight_gradient_s=sum((x.weight_gradient_s for x in column), 0.0 * tokens),
-        kernels=habits.layer_kernels + (habits.moe_kernels if moe else 0.0),
+        kernels=habits.layer_kernels + (habits.moe_kernels if moe else 0.0) + ADAPTER_KERNELS * len(adapted),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.activations import FULL, KeptBytes, kept_bytes
+from tpdpdash.cost.adapters import adapted_matrices, adapter_parameters
 from tpdpdash.cost.arrays import Floats, column, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import LayerShard, embedding_shard, head_shard, layer_shard, vocab_rows
@@ -69,17 +70,41 @@ class StageParameters:
     """The largest unit that ZeRO-3 gathers at once: a layer (n, 1)."""
     ends: Floats
     """Embedding and head, part of `dense`."""
+    adapters: Floats
+    """Low-rank adapters, no part of the others; zeros without LoRA."""
+    is_frozen: bool
+    """LoRA: only the adapters have gradients and optimizer states."""
+
+    @property
+    def trained(self) -> tuple[Floats, Floats]:
+        """Parameters that are trained: (reduced over dp·cp, over expert-dp). Adapters of experts count as dense."""
+        if self.is_frozen:
+            return self.adapters, np.zeros_like(self.experts)
+        return self.dense, self.experts
+
+    @property
+    def trained_ends(self) -> Floats:
+        """Embedding and head as far as they are trained."""
+        return np.zeros_like(self.ends) if self.is_frozen else self.ends
 
 
 def stage_parameters(
-    model: ModelSpec, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+    model: ModelSpec,
+    habits: FrameworkHabits,
+    columns: LayoutColumns,
+    kinds: StageKinds,
+    training: Training | None = None,
 ) -> StageParameters:
-    """Parameters that one rank of each stage holds, before ZeRO."""
+    """Parameters that one rank of each stage holds, before ZeRO. training: what is trained; None = all of them."""
     shards: list[tuple[Floats, LayerShard]] = []
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if layers.any():
             shards.append((layers, layer_shard(model, moe, tp=columns.tp, ep=columns.ep, etp=columns.etp)))
-    dense, experts = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
+    dense, experts, adapters = (np.zeros_like(kinds.count) for _ in range(3))
+    for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
+        if training is not None and training.trainable == "lora" and layers.any():
+            matrices = adapted_matrices(model, training, moe, tp=columns.tp, ep=columns.ep, etp=columns.etp)
+            adapters = adapters + layers * column(of_rows(adapter_parameters(matrices, training.lora_rank), columns.tp))
     for layers, shard in shards:
         dense = dense + layers * column(of_rows(shard.dense, columns.tp))
         experts = experts + layers * column(of_rows(shard.experts, columns.tp))
@@ -89,7 +114,14 @@ def stage_parameters(
     largest = np.zeros(len(columns))
     for _, shard in shards:
         largest = np.maximum(largest, shard.dense + shard.experts)
-    return StageParameters(dense=dense + ends, experts=experts, largest_unit=column(largest), ends=ends)
+    return StageParameters(
+        dense=dense + ends,
+        experts=experts,
+        largest_unit=column(largest),
+        ends=ends,
+        adapters=adapters,
+        is_frozen=training is not None and training.trainable == "lora",
+    )
 
 
 def shard_sizes(columns: LayoutColumns) -> tuple[Floats, Floats]:
@@ -115,8 +147,8 @@ def stage_memory(
 
     Left out: fragmentation beyond the device's overhead, temporary tensors of single operators, host memory.
     """
-    parameters = stage_parameters(model, habits, columns, kinds)
-    states = _states(state_bytes(training, habits), columns, parameters)
+    parameters = stage_parameters(model, habits, columns, kinds, training)
+    states = _states(state_bytes(training, habits), training, columns, parameters)
     weights, gradients, optimizer = (part * kinds.exists for part in states)
     activations = _activations(model, training, habits, columns, kinds)
     logits = _logits(model, training, habits, columns, kinds)
@@ -133,15 +165,29 @@ def stage_memory(
     )
 
 
-def _states(each: StateBytes, columns: LayoutColumns, held: StageParameters) -> tuple[Floats, Floats, Floats]:
-    """(weights, gradients, optimizer) bytes, each (n, stages)."""
+def _states(
+    each: StateBytes, training: Training, columns: LayoutColumns, held: StageParameters
+) -> tuple[Floats, Floats, Floats]:
+    """(weights, gradients, optimizer) bytes, each (n, stages).
+
+    Frozen weights are held in the compute precision, whatever the framework does with weights that it updates.
+    """
     dense_size, expert_size = (column(size) for size in shard_sizes(columns))
     zero = column(columns.zero_stage)
     parts = []
-    for per_parameter, stage in ((each.weights, 3), (each.gradients, 2), (each.optimizer, 1)):
-        dense = sharded(per_parameter, held.dense, zero >= stage, dense_size)
-        parts.append(np.asarray(dense + sharded(per_parameter, held.experts, zero >= stage, expert_size)))
-    return parts[0], parts[1], parts[2]
+    dense, experts = held.trained
+    weights_from = 2 if each.gathered_weights else 3
+    for per_parameter, stage in ((each.weights, weights_from), (each.gradients, 2), (each.optimizer, 1)):
+        own = sharded(per_parameter, dense, zero >= stage, dense_size)
+        parts.append(np.asarray(own + sharded(per_parameter, experts, zero >= stage, expert_size)))
+    gathered = np.where((zero == 2) & (dense_size > 1), each.gathered_weights, 0.0)
+    parts[0] = parts[0] + gathered * (dense + experts)
+    if held.is_frozen:
+        frozen = compute_bytes(training)
+        whole = sharded(frozen, held.dense, zero >= 3, dense_size)
+        parts[0] = parts[0] + whole + sharded(frozen, held.experts, zero >= 3, expert_size)
+    ends = sharded(each.end_optimizer, held.trained_ends, zero >= 1, dense_size)
+    return parts[0], parts[1], np.asarray(parts[2] + ends)
 
 
 def tokens_per_microbatch(training: Training, columns: LayoutColumns) -> Floats:
@@ -154,6 +200,23 @@ def _activations(
 ) -> Floats:
     """Kept activations over the microbatches in flight, and the working set of one recompute, (n, stages)."""
     tokens = column(tokens_per_microbatch(training, columns))
+    kept, working = kept_activations(model, training, habits, columns, kinds)
+    in_flight = microbatches_in_flight(
+        column(columns.schedule),
+        column(columns.pp),
+        column(columns.num_microbatches(training.global_batch_size)),
+        column(columns.num_model_chunks),
+        kinds.index,
+        column(columns.microbatch_group_size_per_vp_stage),
+    )
+    offloaded = np.where(column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
+    return np.asarray(tokens * (kept * offloaded + working))
+
+
+def kept_activations(
+    model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+) -> tuple[Floats, Floats]:
+    """(kept through one microbatch, working set of one recompute), bytes per token, each (n, stages)."""
     split = np.where(columns.sequence_parallel, columns.tp, 1.0)
     kept, working = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
@@ -168,16 +231,7 @@ def _activations(
     kept = kept + kinds.is_last * column(2 * residual)
     if training.dropout > 0:
         kept = kept + kinds.is_first * column(model.hidden_size / split)
-    in_flight = microbatches_in_flight(
-        column(columns.schedule),
-        column(columns.pp),
-        column(columns.num_microbatches(training.global_batch_size)),
-        column(columns.num_model_chunks),
-        kinds.index,
-        column(columns.microbatch_group_size_per_vp_stage),
-    )
-    offloaded = np.where(column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
-    return np.asarray(tokens * (kept * offloaded + working))
+    return kept, working
 
 
 def recomputed_layers(columns: LayoutColumns, layers: Floats) -> Floats:
@@ -229,7 +283,7 @@ def _buffers(
     tokens = tokens_per_microbatch(training, columns)
     split = np.where(columns.sequence_parallel, columns.tp, 1.0)
     gathers = (columns.zero_stage >= 3) & (columns.dp_shard_size * columns.cp > 1)
-    gradient = element + state_bytes(training, habits).gradients
+    gradient = 0.0 if held.is_frozen else element + state_bytes(training, habits).gradients
     unit = held.largest_unit * (GATHERED_LAYERS * element + gradient) + held.ends * element
     messages = np.where(columns.pp > 1, MESSAGE_BUFFERS * element * tokens * h / split, 0.0)
     sequence = np.where(columns.sequence_parallel & (columns.tp > 1), element * tokens * h, 0.0)

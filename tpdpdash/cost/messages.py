@@ -23,6 +23,7 @@ from tpdpdash.cost.result import Estimate
 from tpdpdash.cost.stages import StageKinds, stage_kinds
 from tpdpdash.cost.traffic import (
     exposed_hops_s,
+    gathered_parameters,
     gradient_reduction_s,
     stage_hop_bytes,
     stage_hop_s,
@@ -180,21 +181,25 @@ def _stage_messages(place: _Place, estimate: Estimate) -> Iterator[Message]:
 def _data_messages(place: _Place, estimate: Estimate) -> Iterator[Message]:
     """Gradients and weights over the data parallel group. Exposed time is shared by duration."""
     case, stage, at = place.case, estimate.stages[place.stage], (0, place.stage)
-    held = stage_parameters(case.model, case.habits, case.columns, place.kinds)
-    zero, parameters = estimate.layout.zero_stage, float((held.dense + held.experts)[at])
+    held = stage_parameters(case.model, case.habits, case.columns, place.kinds, case.training)
+    zero, trained = estimate.layout.zero_stage, float(np.add(*held.trained)[at])
+    gathered = float(gathered_parameters(case, held)[at])
     reductions = float(place.microbatches if zero >= 2 else 1)
     per_microbatch = case.habits.gathers_per_microbatch
-    gathers = per_microbatch * place.microbatches if zero >= 3 else 1.0 if zero else 0.0
-    reduce_s = float(gradient_reduction_s(case, held)[at]) * reductions
-    gather_s = float(weight_gather_s(case, held)[at]) * gathers
+    once = 1.0 if zero else 0.0
+    if zero == 2 and case.habits.zero2_shards_weights:
+        once = float(place.microbatches)
+    gathers = per_microbatch * place.microbatches if zero >= 3 else once
+    reduce_s = float(gradient_reduction_s(case, held, place.kinds)[at]) * reductions
+    gather_s = float(weight_gather_s(case, held, place.kinds)[at]) * gathers
     shown = stage.data_per_step_s + stage.data_per_microbatch_s * place.microbatches
     share = shown / (reduce_s + gather_s) if reduce_s + gather_s else 0.0
     yield place.message(
         case.links.shard, "dp", "reduce-scatter" if zero else "all-reduce", "backward",
-        bytes_each=case.rates.gradient_bytes * parameters, times=reductions,
+        bytes_each=case.rates.gradient_bytes * trained, times=reductions,
         seconds=reduce_s, exposed_s=share * reduce_s,
     )  # fmt: skip
     yield place.message(
         case.links.shard, "dp", "all-gather", "forward and backward" if zero >= 3 else "forward",
-        bytes_each=case.rates.element_bytes * parameters, times=gathers, seconds=gather_s, exposed_s=share * gather_s,
+        bytes_each=case.rates.element_bytes * gathered, times=gathers, seconds=gather_s, exposed_s=share * gather_s,
     )  # fmt: skip

@@ -50,6 +50,8 @@ class DeviceRates:
     """Bytes of an accumulated gradient."""
     casts: bool
     """GEMM inputs are cast to 8 bits or fewer."""
+    is_frozen: bool = False
+    """Weights are not trained: their gradients are not computed."""
 
 
 def dense_peak(device: DeviceSpec, precision: str) -> float:
@@ -83,6 +85,7 @@ def device_rates(
         element_bytes=compute_bytes(training),
         gradient_bytes=DTYPE_BYTES[training.gradient_dtype],
         casts=key is not None,
+        is_frozen=training.trainable == "lora",
     )
 
 
@@ -143,10 +146,11 @@ def linear_s(
     each = tokens / weights
     accumulate = traffic_s(2 * rates.gradient_bytes * weights * inner * outer, rates)
     gradient = gemm_s(inner, each, outer, rates, output_bytes=rates.element_bytes) * weights
+    weight_gradient = 0.0 * tokens if rates.is_frozen else np.maximum(gradient, accumulate)
     return LinearSeconds(
         forward_s=gemm_s(tokens, inner, outer, rates, weights=weights) + cast_forward,
         input_gradient_s=gemm_s(tokens, outer, inner, rates, weights=weights) + cast_backward,
-        weight_gradient_s=np.maximum(gradient, accumulate),
+        weight_gradient_s=weight_gradient,
     )
 
 

@@ -12,6 +12,11 @@ from tpdpdash.cost.states import sharded, state_bytes
 
 HOST_LINK_BYTES_PER_S = 25e9
 """PCIe 4 x16 as copies reach it: offloaded optimizer states read gradients from, and return weights to, the device."""
+HOST_MEMORY_BYTES_PER_S = 25e9
+"""One device's share of its host's memory bandwidth (200 GB/s for eight): assumed, two sockets with eight channels of
+DDR4 or DDR5 reach 200-400. The update on the host is bound by it."""
+NEWTON_SCHULZ_STEPS = 5
+"""Muon orthogonalises each matrix in five steps: Jordan 2024, https://kellerjordan.github.io/posts/muon."""
 
 
 def optimizer_s(case: Case, held: StageParameters) -> Floats:
@@ -19,7 +24,8 @@ def optimizer_s(case: Case, held: StageParameters) -> Floats:
 
     On a rank's own share (1 / shard size from ZeRO-1): gradients read for the norm and for the update, states read and
     written, weights written; fp16 unscales and checks the gradients besides. The whole gradient buffer is zeroed. With
-    states in host memory gradients and weights cross the host link.
+    states in host memory gradients and weights cross the host link, and the update is bound by the host's memory.
+    Muon's products come on top.
     """
     training, habits, columns, rates = case.training, case.habits, case.columns, case.rates
     each = state_bytes(training, habits)
@@ -29,11 +35,27 @@ def optimizer_s(case: Case, held: StageParameters) -> Floats:
     per_parameter = (
         2 * each.gradients + 2 * each.optimizer + (2 if habits.holds_fp32_weights else 1) * each.weights + unscale
     )
-    own = sharded(1.0, held.dense, zero, dense_size) + sharded(1.0, held.experts, zero, expert_size)
-    zeroed = each.gradients * own if habits.holds_fp32_weights else each.gradients * (held.dense + held.experts)
+    dense, experts = held.trained
+    own_dense, own_experts = sharded(1.0, dense, zero, dense_size), sharded(1.0, experts, zero, expert_size)
+    own = own_dense + own_experts
+    zeroed = each.gradients * own if habits.holds_fp32_weights else each.gradients * (dense + experts)
     on_device = traffic_s(per_parameter * own + zeroed, rates)
-    over_host = (each.gradients + each.weights) * own / HOST_LINK_BYTES_PER_S
-    return np.asarray(np.where(columns.offload_optimizer[:, None], over_host, on_device))
+    crossing = (each.gradients + each.weights) * own / HOST_LINK_BYTES_PER_S
+    on_host = crossing + per_parameter * own / HOST_MEMORY_BYTES_PER_S
+    update = np.where(columns.offload_optimizer[:, None], on_host, on_device)
+    if training.optimizer == "muon":
+        matrices = sharded(1.0, dense - held.trained_ends, zero, dense_size)
+        update = update + _muon_s(case, np.asarray(matrices), np.asarray(own_experts))
+    return np.asarray(update)
+
+
+def _muon_s(case: Case, dense: Floats, experts: Floats) -> Floats:
+    """Newton-Schulz products of a rank's own matrices (n, stages): a step on an n × m matrix, n ≤ m, takes three
+    products, 4 n² m + 2 n³ FLOPs, which is at most 6 n a parameter. Left out: gathering what TP divides."""
+    model, rates = case.model, case.rates
+    widths = (float(model.hidden_size), float(min(model.hidden_size, model.moe_ffn_hidden_size or model.hidden_size)))
+    flops = NEWTON_SCHULZ_STEPS * 6.0 * (widths[0] * dense + widths[1] * experts)
+    return np.asarray(flops / (rates.dense_flops_per_s * rates.gemm_efficiency))
 
 
 def accumulation_s(case: Case, held: StageParameters) -> Floats:
@@ -41,4 +63,4 @@ def accumulation_s(case: Case, held: StageParameters) -> Floats:
     framework accumulates within the weight gradient's GEMM."""
     if not (case.habits.keeps_16bit_gradients and case.training.gradient_dtype == "fp32"):
         return np.zeros_like(held.dense)
-    return np.asarray(traffic_s(10.0 * (held.dense + held.experts), case.rates))
+    return np.asarray(traffic_s(10.0 * np.add(*held.trained), case.rates))

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 MOMENTS = {"adamw": 2.0, "adam8bit": 2.0, "lion": 1.0, "muon": 1.0, "sgd": 0.0}
-"""State values of each parameter. sgd is counted without momentum, torch's default. muon keeps one for its matrices;
-that its embedding, head and norms use Adam (one more value for them) is left out."""
+"""State values of each parameter; sgd has one more where the framework gives it momentum."""
+MUON_ADAM_MOMENTS = 1.0
+"""Muon is for matrices inside the layers: embedding and head use Adam, one more value (Jordan 2024,
+https://kellerjordan.github.io/posts/muon). The same of norms is left out."""
 ADAM8BIT_BLOCK = 256
 """8-bit moments have one fp32 scale per block of 256: bitsandbytes, arXiv:2110.02861."""
 
@@ -32,6 +34,12 @@ class StateBytes:
     """Gradients that stay allocated through a step."""
     optimizer: float
     """fp32 masters where the weights are 16-bit, and the moments."""
+
+    gathered_weights: float
+    """The whole copy in the compute precision that stays beside sharded weights under ZeRO 2; 0 where ZeRO 2 shards no
+    weights."""
+    end_optimizer: float
+    """What embedding and head have besides: Muon's Adam."""
 
     @property
     def total(self) -> float:
@@ -50,19 +58,25 @@ def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
 
     Megatron: 16-bit weights 2 + fp32 main gradients 4 + fp32 master 4 + two fp32 moments 8 = 18; with 16-bit gradients
     16, the convention of ZeRO (arXiv:1910.02054 §3.1). fp32: 4 + 4 + 8. FSDP and the built-in worker hold fp32 weights:
-    4 + 4 + 8. A framework that keeps 16-bit gradients beside fp32 ones adds 2 (Megatron-DeepSpeed, bf16).
+    4 + 4 + 8. torch's optimizers hold moments and gradients in the weights' precision: with 16-bit moments such a
+    framework holds 16-bit weights and no master, 2 + 2 + 4; Megatron's precision-aware optimizer keeps the master, 2 +
+    4 + 4 + 4. A framework that keeps 16-bit gradients beside fp32 ones adds 2 (Megatron-DeepSpeed, bf16).
     """
-    fp32_weights = training.precision == "fp32" or habits.holds_fp32_weights
-    gradients = 4.0 if fp32_weights else DTYPE_BYTES[training.gradient_dtype]
+    own_master = habits.holds_fp32_weights
+    fp32_weights = training.precision == "fp32" or (own_master and training.optimizer_states == "fp32")
+    gradients = 4.0 if fp32_weights else 2.0 if own_master else DTYPE_BYTES[training.gradient_dtype]
     if habits.keeps_16bit_gradients and not fp32_weights and training.gradient_dtype == "fp32":
         gradients += 2.0
     moment = DTYPE_BYTES[training.optimizer_states]
     if training.optimizer == "adam8bit":
         moment = 1.0 + 4.0 / ADAM8BIT_BLOCK
+    moments = MOMENTS[training.optimizer] + (training.optimizer == "sgd" and habits.sgd_momentum)
     return StateBytes(
         weights=4.0 if fp32_weights else 2.0,
         gradients=gradients,
-        optimizer=(0.0 if fp32_weights else 4.0) + MOMENTS[training.optimizer] * moment,
+        optimizer=(0.0 if fp32_weights or own_master else 4.0) + moments * moment,
+        gathered_weights=compute_bytes(training) if habits.zero2_shards_weights else 0.0,
+        end_optimizer=MUON_ADAM_MOMENTS * moment if training.optimizer == "muon" else 0.0,
     )
 
 

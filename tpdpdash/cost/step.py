@@ -6,11 +6,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tpdpdash.cost.activations import FULL
 from tpdpdash.cost.arrays import Floats, column, of_rows
 from tpdpdash.cost.case import Case
 from tpdpdash.cost.ends import case_ends_s, end_messages
-from tpdpdash.cost.memory import StageParameters, recomputed_layers, stage_parameters
-from tpdpdash.cost.optimizer import accumulation_s, optimizer_s
+from tpdpdash.cost.layer_messages import expert_exchange_s, layer_tp_s, ring_s
+from tpdpdash.cost.memory import StageParameters, kept_activations, recomputed_layers, stage_parameters
+from tpdpdash.cost.optimizer import HOST_LINK_BYTES_PER_S, accumulation_s, optimizer_s
 from tpdpdash.cost.passes import PassSeconds, layer_passes
 from tpdpdash.cost.stages import StageKinds
 from tpdpdash.cost.traffic import DataSeconds, data_s, exposed_hops_s, tied_embedding_s
@@ -88,9 +90,15 @@ def step_cost(case: Case, kinds: StageKinds) -> StepCost:
     the one with the longest microbatch; data parallel and optimizer time are those of the stage where they take
     longest, since all stages meet in the gradient norm.
     """
-    held = stage_parameters(case.model, case.habits, case.columns, kinds)
+    held = stage_parameters(case.model, case.habits, case.columns, kinds, case.training)
     forward, backward = _stage_parts(case, kinds, held)
-    data = data_s(case, held, kinds, _total(forward), _total(backward))
+    data = data_s(
+        case,
+        held,
+        kinds,
+        _beside(case, kinds, forward, backward=False),
+        _beside(case, kinds, backward, backward=True),
+    )
     backward["dp_s"] = backward["dp_s"] + data.per_microbatch_s
     tied = np.where(case.columns.pp > 1, tied_embedding_s(case), 0.0)
     stages = StageSeconds(
@@ -107,6 +115,28 @@ def step_cost(case: Case, kinds: StageKinds) -> StepCost:
         stages=stages,
         gemm_recompute_frac=share.sum(axis=1) / case.model.num_layers,
     )
+
+
+def _beside(case: Case, kinds: StageKinds, parts: Parts, *, backward: bool) -> Floats:
+    """What data parallel messages can run beside (n, stages): a pass without the messages, hidden or not, that use the
+    same network cards."""
+    columns, links = case.columns, case.links
+    total, shared = _total(parts), links.shard.crosses
+    tp, cp, ep = (shared & link.crosses for link in (links.tp, links.cp, links.ep))
+    if not (tp | cp | ep).any():
+        return total
+    again = (columns.recompute == FULL) & backward
+    rounds = 2 if backward else 1
+    for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
+        if not layers.any():
+            continue
+        forward_tp = layer_tp_s(case, moe, backward=False)
+        sent_tp = np.where(again, forward_tp, 0.0) + (layer_tp_s(case, moe, backward=True) if backward else forward_tp)
+        sent = np.where(tp, sent_tp, 0.0) + np.where(cp, (rounds + again) * ring_s(case), 0.0)
+        if moe:
+            sent = sent + np.where(ep, (1.0 + again) * expert_exchange_s(case), 0.0)
+        total = total - layers * column(sent)
+    return np.maximum(total, 0.0)
 
 
 def _step_parts(
@@ -168,7 +198,18 @@ def _stage_parts(case: Case, kinds: StageKinds, held: StageParameters) -> tuple[
     for parts in (forward, backward):
         parts["pp_s"] = np.where(kinds.exists, hops, 0.0)
         parts["compute_s"] = np.where(kinds.exists, parts["compute_s"] + case.habits.microbatch_s / 2, 0.0)
+    if case.columns.offload_activations.any():
+        moved = _offloaded_s(case, kinds)
+        for parts in (forward, backward):
+            parts["compute_s"] = parts["compute_s"] + np.maximum(moved - _total(parts), 0.0)
     return forward, backward
+
+
+def _offloaded_s(case: Case, kinds: StageKinds) -> Floats:
+    """Seconds in which the activations of one microbatch cross the host link (n, stages), which passes run beside."""
+    kept, _ = kept_activations(case.model, case.training, case.habits, case.columns, kinds)
+    moved = column(case.tokens) * kept / HOST_LINK_BYTES_PER_S
+    return np.where(column(case.columns.offload_activations), moved, 0.0)
 
 
 def _add_pass(parts: Parts, each: PassSeconds, layers: Floats) -> None:

@@ -55,7 +55,8 @@ def throughput(
     recomputed_frac: Floats,
     attention_only: Flags,
 ) -> Throughput:
-    """Speed from step times.
+    """Speed from step times. With LoRA the weights' gradients are no work: two forward passes of the products count,
+    the adapters' own are left out.
 
     recomputed_frac: share of the layers' forward pass that is computed again; attention_only: rows where only core
     attention is (selective recompute as Korthikanti 2022 means it).
@@ -63,7 +64,8 @@ def throughput(
     tokens_per_s = training.tokens_per_step / step_s
     devices = columns.world_size
     forward = forward_flops_per_token(model, training.seq_len, causal=True)
-    per_token = TRAINING_FLOPS_PER_FORWARD_FLOP * forward.total
+    frozen = forward.gemm + forward.head if training.trainable == "lora" else 0.0
+    per_token = TRAINING_FLOPS_PER_FORWARD_FLOP * forward.total - frozen
     again = recomputed_frac * np.where(attention_only, forward.attention, forward.gemm + forward.attention)
     peak = dense_peak(cluster.device, training.precision)
     each = tokens_per_s / devices

@@ -24,6 +24,10 @@ class DataSeconds:
     """Once a step: gradients at its end, updated weights at its start."""
 
 
+BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_REPLICA = 40e6, 1e6
+"""Megatron-LM distributed_data_parallel.py: bucket_size = max(40,000,000, 1,000,000 · dp)."""
+
+
 def _wide(link: GroupLink) -> GroupLink:
     """The same link as a column, to meet (n, stages) arrays."""
     return GroupLink(
@@ -35,26 +39,48 @@ def _wide(link: GroupLink) -> GroupLink:
     )
 
 
-def gradient_reduction_s(case: Case, held: StageParameters) -> Floats:
+def messages_of(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
+    """Messages into which one pass over a stage's parameters is cut (n, stages): a unit of ZeRO-3 is a layer, or an end
+    of the model; others fill buckets of BUCKET_PARAMETERS, of more where there are many replicas."""
+    columns = case.columns
+    units = kinds.layers + kinds.is_first + kinds.is_last
+    bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_REPLICA * columns.dp)[:, None]
+    dense, experts = held.trained
+    return np.where(columns.zero_stage[:, None] >= 3, units, np.maximum(np.ceil((dense + experts) / bucket), 1.0))
+
+
+def gradient_reduction_s(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
     """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over
     the shard group; under HSDP the shards are all-reduced over their replicas."""
     links, rates, columns = case.links, case.rates, case.columns
     shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
-    dense, routed = rates.gradient_bytes * held.dense, rates.gradient_bytes * held.experts
-    whole = all_reduce_s(dense, shard) + np.where(routed > 0, all_reduce_s(routed, experts), 0.0)
-    scattered = all_gather_s(dense, shard) + np.where(routed > 0, all_gather_s(routed, experts), 0.0)
-    replicas = all_reduce_s((dense + routed) / shard.size, replica)
+    dense, routed = (rates.gradient_bytes * parameters for parameters in held.trained)
+    number = messages_of(case, held, kinds)
+    has = routed > 0
+    whole = all_reduce_s(dense, shard, number) + np.where(has, all_reduce_s(routed, experts, number), 0.0)
+    scattered = all_gather_s(dense, shard, number) + np.where(has, all_gather_s(routed, experts, number), 0.0)
+    replicas = all_reduce_s(dense / shard.size + routed / experts.size, replica, number)
     return np.where(columns.zero_stage[:, None] == 0, whole, scattered) + replicas
 
 
-def weight_gather_s(case: Case, held: StageParameters) -> Floats:
+def gathered_parameters(case: Case, held: StageParameters) -> Floats:
+    """Parameters that are gathered at once or one after the other (n, stages): what the optimizer has updated, all of
+    them under ZeRO-3."""
+    return np.where(
+        case.columns.zero_stage[:, None] >= 3, held.dense + held.experts + held.adapters, np.add(*held.trained)
+    )
+
+
+def weight_gather_s(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
     """Gathering a stage's weights in the compute precision, nothing hidden (n, stages)."""
     links, rates = case.links, case.rates
     shard, experts = _wide(links.shard), _wide(links.expert_shard)
-    routed = rates.element_bytes * held.experts
-    return all_gather_s(rates.element_bytes * held.dense, shard) + np.where(
-        routed > 0, all_gather_s(routed, experts), 0.0
-    )
+    number = messages_of(case, held, kinds)
+    of_all = case.columns.zero_stage[:, None] >= 3
+    trained_dense, trained_experts = held.trained
+    dense = rates.element_bytes * np.where(of_all, held.dense + held.adapters, trained_dense)
+    routed = rates.element_bytes * np.where(of_all, held.experts, trained_experts)
+    return all_gather_s(dense, shard, number) + np.where(routed > 0, all_gather_s(routed, experts, number), 0.0)
 
 
 def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floats, backward_s: Floats) -> DataSeconds:
@@ -62,7 +88,9 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
 
     Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last
     reduction have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
-    forward. ZeRO-2: gradients in every microbatch. ZeRO-3: weights besides, in forward and again in backward.
+    forward. ZeRO-2: gradients in every microbatch; where it shards weights (FSDP), they are gathered in every forward.
+    ZeRO-3: weights besides, in forward and again in backward. forward_s and backward_s are what messages can run
+    beside: without other messages over the same network cards.
     """
     habits, columns = case.habits, case.columns
     zero = columns.zero_stage[:, None]
@@ -70,8 +98,8 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     reduce_beside = np.where(columns.overlap_grad_reduce[:, None], backward_s * share, 0.0)
     gather_beside = np.where(columns.overlap_param_gather[:, None], forward_s * share, 0.0)
     again_beside = np.where(columns.overlap_param_gather[:, None], backward_s * share, 0.0)
-    reduce_s = gradient_reduction_s(case, held)
-    gather_s = weight_gather_s(case, held)
+    reduce_s = gradient_reduction_s(case, held, kinds)
+    gather_s = weight_gather_s(case, held, kinds)
     gain = habits.hidden_frac
     again = habits.gathers_per_microbatch - 1
     in_forward = hidden(gather_s, gather_beside, gain)
@@ -80,9 +108,10 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     in_backward = np.where(zero >= 3, again * gather_s, 0.0) + np.where(each_time, reduce_s, 0.0)
     beside = np.where(zero >= 3, np.maximum(again_beside, reduce_beside), reduce_beside)
     exposed_backward = hidden(in_backward, beside, gain)
-    per_microbatch = np.where(zero >= 3, in_forward, 0.0) + exposed_backward
+    each_forward = zero >= (2 if habits.zero2_shards_weights else 3)
+    per_microbatch = np.where(each_forward, in_forward, 0.0) + exposed_backward
     last_reduction = np.where(each_time, 0.0, hidden(reduce_s, reduce_beside, gain))
-    first_gather = np.where((zero >= 1) & (zero < 3), in_forward, 0.0)
+    first_gather = np.where((zero >= 1) & ~each_forward, in_forward, 0.0)
     exists = kinds.exists
     return DataSeconds(
         per_microbatch_s=np.where(exists, per_microbatch, 0.0),
@@ -110,8 +139,9 @@ def exposed_hops_s(case: Case) -> Floats:
 
 
 def tied_embedding_s(case: Case) -> Floats:
-    """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,)."""
-    if not case.model.tied_embeddings:
+    """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,);
+    nothing where it is frozen."""
+    if not case.model.tied_embeddings or case.rates.is_frozen:
         return np.zeros(len(case.columns))
     sent = case.rates.gradient_bytes * case.vocab_rows * case.model.hidden_size
     return of_rows(point_to_point_s(sent, case.cluster, case.links.pp), case.tokens)

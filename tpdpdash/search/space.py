@@ -33,6 +33,7 @@ MIN_TOKENS_PER_CONTEXT_RANK = 4096
 16,384 tokens on: below, it only divides work that tensor and data parallelism divide better."""
 LONG_SEQUENCE = 16384
 MAX_CONTEXT_PARALLEL = 64
+ACCOUNTS = ("account_for_embedding", "account_for_loss")
 ZERO_STAGES = (0.0, 1.0, 2.0, 3.0)
 STATES_ONLY = (0.0, 1.0)
 SHARDS_WITHOUT_PIPELINE = frozenset({"megatron-core"})
@@ -135,12 +136,27 @@ def _micro_batches(job: Job, dp: int) -> tuple[float, ...]:
     return (1.0,) if rest or not share else tuple(float(size) for size in divisors(share))
 
 
+def _accounts(job: Job, pp: int) -> tuple[bool, bool]:
+    """(account_for_embedding, account_for_loss): as pinned; else set where the layers do not divide and embedding and
+    loss, or the loss alone, fill the gap (126 layers on 16 stages, 61 on 31), so that stages can have chunks."""
+    pins = job.pins
+    split = (pins.layers_per_stage, pins.first_stage_layers, pins.last_stage_layers)
+    flags = (pins.account_for_embedding, pins.account_for_loss)
+    layers = job.model.num_layers
+    if flags != (None, None) or any(given is not None for given in split) or pp == 1 or not layers % pp:
+        return bool(flags[0]), bool(flags[1])
+    if (layers + 2) % pp == 0 and layers + 2 > pp:
+        return True, True
+    return False, (layers + 1) % pp == 0 and layers + 1 > pp
+
+
 def _chunks(job: Job, pp: int) -> tuple[float, ...]:
-    """Model chunks: divisors of a stage's layers where stages are even; no chunks under a schedule without them."""
+    """Model chunks: divisors of a stage's layers where stages are even (embedding and loss counted where they are
+    layers of the split); no chunks under a schedule without them."""
     pins = job.pins
     if pins.num_model_chunks is not None:
         return (float(pins.num_model_chunks),)
-    layers, rest = divmod(job.model.num_layers, pp)
+    layers, rest = divmod(job.model.num_layers + sum(_accounts(job, pp)), pp)
     uneven = rest or any(
         getattr(pins, name) is not None for name in ("layers_per_stage", "first_stage_layers", "last_stage_layers")
     )
@@ -177,7 +193,8 @@ def _columns(job: Job, grids: list[Grid]) -> LayoutColumns:
     values |= _fixed(job)
     if job.pins.schedule is not None:
         values["schedule"] = np.where(values["pp"] > 1, SCHEDULES.index(job.pins.schedule), SCHEDULES.index("none"))
-    layers, mask = _stages(job, values["pp"])
+    layers, mask, accounts = _stages(job, values["pp"])
+    values |= accounts
     order = (job.pins.rank_order or DEFAULT_RANK_ORDER,)
     return LayoutColumns.build(
         num_layers=job.model.num_layers, rank_orders=order, stage_layers=layers, stage_mask=mask, **values
@@ -194,8 +211,7 @@ def _fixed(job: Job) -> dict[str, Any]:
     }
     names = (
         *("microbatch_group_size_per_vp_stage", "dp_shard_size", "recompute_num_layers"),
-        *("account_for_embedding", "account_for_loss", "overlap_grad_reduce", "overlap_param_gather", "overlap_tp"),
-        *("offload_optimizer", "offload_activations"),
+        *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "offload_optimizer", "offload_activations"),
     )
     fixed |= {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
     if pins.recompute_method is not None:
@@ -203,22 +219,26 @@ def _fixed(job: Job) -> dict[str, Any]:
     return fixed
 
 
-def _stages(job: Job, pp: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Layers of each row's stages: the split that resolving a Job gives, once for each pp, gathered to the rows."""
+def _stages(job: Job, pp: Floats) -> tuple[Floats, NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
+    """(layers of each row's stages, which exist, what the split accounts for): the split that resolving a Job gives,
+    once for each pp, gathered to the rows."""
     depths, which = np.unique(pp, return_inverse=True)
     widest = int(depths[-1])
     table = np.zeros((len(depths), widest))
     mask = np.zeros((len(depths), widest), np.bool_)
+    flags = np.array([_accounts(job, int(depth)) for depth in depths], np.bool_)
+    accounts = {name: flags[which, k] for k, name in enumerate(ACCOUNTS)}
     for row, depth in enumerate(depths):
-        split = replace(LayoutPins(), pp=int(depth), **_split_pins(job.pins))
+        given = _split_pins(job.pins) | dict(zip(ACCOUNTS, map(bool, flags[row]), strict=True))
+        split = replace(LayoutPins(), pp=int(depth), **given)
         layers = draft_layout(split, job.model, job.training, None).layout.layers_per_stage
         known = layers[: int(depth)]
         table[row, : len(known)] = known
         mask[row, : int(depth)] = True
-    return table[which], mask[which]
+    return table[which], mask[which], accounts
 
 
 def _split_pins(pins: LayoutPins) -> dict[str, Any]:
     """The pins that decide the stage split."""
-    names = ("layers_per_stage", "first_stage_layers", "last_stage_layers", "account_for_embedding", "account_for_loss")
+    names = ("layers_per_stage", "first_stage_layers", "last_stage_layers")
     return {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}

@@ -46,6 +46,20 @@ def test_megatrons_fsdp_is_searched_without_a_pipeline_and_other_frameworks_zero
     assert set(space_of(job_of(pp=1, tp=1)).zero_stage) == {0.0, 1.0, 2.0, 3.0}
 
 
+def test_embedding_and_loss_count_as_layers_where_that_makes_stages_even():
+    """Llama-3.1-405B has 126 layers for its 16 stages; DeepSeek-V3's 61 fill 31 with the loss."""
+    space = space_of(job_of(4, dense_model(num_layers=30), pp=4))
+    assert space.account_for_embedding.all()
+    assert space.account_for_loss.all()
+    assert set(space.num_model_chunks) == {1.0, 2.0, 4.0, 8.0}
+    assert set(map(tuple, space.stage_layers[:, :4])) == {(7.0, 8.0, 8.0, 7.0)}
+    odd = space_of(job_of(4, dense_model(num_layers=31), pp=4))
+    assert not odd.account_for_embedding.any()
+    assert set(map(tuple, odd.stage_layers[:, :4])) == {(8.0, 8.0, 8.0, 7.0)}
+    assert set(space_of(job_of(4, dense_model(num_layers=29), pp=4)).num_model_chunks) == {1.0}
+    assert not space_of(job_of(4, pp=4)).account_for_loss.any()
+
+
 def test_every_row_multiplies_to_the_world():
     assert set(space_of(job_of(2)).world_size) == {16.0}
 
