@@ -81,24 +81,28 @@ class Pipeline:
     def __call__(self, batch: Batch | None) -> list[torch.Tensor]:
         """The loss share of each microbatch on the last stage, else none."""
         losses: list[torch.Tensor] = []
-        if self._stage.is_first and batch is not None:
-            self._schedule.step(batch[0], return_outputs=False)
-        elif self._stage.is_last and batch is not None:
-            self._schedule.step(target=batch[1], losses=losses, return_outputs=False)
-        else:
-            self._schedule.step(return_outputs=False)
-        return [loss.detach() for loss in losses]
+        with self._probe.phase("pp", "schedule"):  # stages and losses inside count as their own; what is left is pp's
+            if self._stage.is_first and batch is not None:
+                self._schedule.step(batch[0], return_outputs=False)
+            elif self._stage.is_last and batch is not None:
+                self._schedule.step(target=batch[1], losses=losses, return_outputs=False)
+            else:
+                self._schedule.step(return_outputs=False)
+            return [loss.detach() for loss in losses]
 
 
 def measure_point_to_point(probe: Probe) -> None:
-    """Count what the schedules spend on sends, receives and waits as phase "pp".
+    """Tell the probe of each send, receive and wait of the schedules: after a hang its heartbeat names the last one.
 
-    Not part of torch's interface: where a function is gone, its time stays unattributed, and a warning says so.
+    Not part of torch's interface: where a function is gone, its time still counts as the schedule's, and a warning
+    says so.
     """
     for name in POINT_TO_POINT:
         function = getattr(schedules, name, None)
         if function is None:
-            warnings.warn(f"torch {torch.__version__} has no {name}: pipeline waits are not measured", stacklevel=2)
+            warnings.warn(
+                f"torch {torch.__version__} has no {name}: a hang in a pipeline is not told in detail", stacklevel=2
+            )
             continue
         setattr(schedules, name, _measured(getattr(function, "__wrapped__", function), probe))
 
