@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -181,6 +182,12 @@ def test_an_illegal_layout_names_every_fault_and_the_nearest_values(tpdpdash, jo
     assert (answer.status, answer.out) == (2, "")
     assert any(line.startswith("layout.tp is 64") for line in answer.err.splitlines())
     assert any("global_batch_size" in line for line in answer.err.splitlines())
+
+
+def test_the_job_of_the_readme_is_legal_and_fits(tpdpdash, job):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    answer = tpdpdash("estimate", job(readme.split("```toml\n")[1].split("```")[0]), "--json")
+    assert answer.status == 0
 
 
 def test_plan_lists_feasible_layouts_best_first(tpdpdash, job):
