@@ -95,10 +95,11 @@ def test_kill_9_of_agent_or_supervisor_takes_every_rank_with_it(start: Start) ->
 
 
 def test_stop_ends_every_process_and_says_who_asked(start: Start) -> None:
-    """One rank is stopped by SIGSTOP: it would not hear SIGTERM."""
+    """One rank and the supervisor are stopped by SIGSTOP: they would not hear of it."""
     run = start(*FOREVER)
     run.until_running()
-    os.kill(run.members["rank1"].pid, signal.SIGSTOP)
+    for member in ("rank1", "supervisor"):
+        os.kill(run.members[member].pid, signal.SIGSTOP)
     result = stop_run(run.folder, by="cli")
     assert (result.view.state, result.could_not_kill) == ("stopped", ())
     assert (result.view.status.stop_requested_by, result.view.status.first_failure) == ("cli", None)

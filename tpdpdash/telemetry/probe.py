@@ -88,19 +88,31 @@ class Step:
     def fields(self, step_s: float, seconds: list[float]) -> dict[str, object]:
         """The step record's own fields (design.md §6), and the process time beside the wall time."""
         on_cpu = self._probe.device.startswith("cpu")
-        memory = resident_bytes() if self.memory_bytes is None and on_cpu else self.memory_bytes
-        peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else self.peak_memory_bytes
+        memory = resident_bytes() if self.memory_bytes is None and on_cpu else number(self.memory_bytes)
+        peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else number(self.peak_memory_bytes)
+        loss = number(self.loss)
         return {
             "step": self.step,
             **time_fields(step_s, seconds),
-            "tokens": self.tokens,
-            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
-            "loss_is_finite": self.loss is None or math.isfinite(self.loss),
+            "tokens": number(self.tokens),
+            "loss": loss,
+            "loss_is_finite": self.loss is None or loss is not None,
             "memory_bytes": memory,
             "peak_memory_bytes": peak,
             "cpu_s": round(time.process_time() - self._cpu_start, 6),
             "regions": self._probe._state.num_regions - self._regions_start,
         }
+
+
+def number(value: object) -> float | None:
+    """A finite number that JSON has: scripts hand over tensors and numpy's scalars. None for anything else."""
+    if value is None or type(value) is int:
+        return value
+    try:
+        plain = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
+        return None
+    return plain if math.isfinite(plain) else None
 
 
 def time_fields(step_s: float, seconds: Sequence[float]) -> dict[str, object]:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tpdpdash.telemetry import probe as probe_module
 from tpdpdash.telemetry.probe import Probe
@@ -129,6 +131,30 @@ def test_a_loss_that_is_not_finite_is_told_without_breaking_json(tmp_path: Path)
     assert (record["loss"], record["loss_is_finite"]) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("given", "told", "is_finite"),
+    [
+        (np.float32(0.5), 0.5, True),
+        (torch.tensor(0.5), 0.5, True),
+        (torch.tensor([0.5, 1.0]), None, False),
+        (np.float32("inf"), None, False),
+        ("much", None, False),
+        (None, None, True),
+    ],
+)
+def test_what_a_script_hands_over_as_a_number_is_told_as_one_and_costs_no_record(
+    tmp_path: Path, given: object, told: float | None, is_finite: bool
+) -> None:
+    probe = Probe(tmp_path, rank=0, world_size=1)
+    with probe.step(1) as step:
+        step.loss = given  # type: ignore[assignment]
+        step.tokens, step.memory_bytes = np.int64(64), np.int64(1024)  # type: ignore[assignment]
+    probe.close()
+    (record,) = records(tmp_path, "step")
+    assert (record["loss"], record["loss_is_finite"]) == (told, is_finite)
+    assert (record["tokens"], record["memory_bytes"], probe.lost_records) == (64, 1024, 0)
+
+
 def test_a_step_that_raised_is_not_written_and_the_exception_goes_on(tmp_path: Path) -> None:
     probe = Probe(tmp_path, rank=0, world_size=1)
     with pytest.raises(ValueError, match="boom"), probe.step(1):
@@ -139,10 +165,9 @@ def test_a_step_that_raised_is_not_written_and_the_exception_goes_on(tmp_path: P
 
 def test_records_that_cannot_be_written_are_counted_and_told_later(tmp_path: Path) -> None:
     probe = Probe(tmp_path, rank=0, world_size=1)
-    with probe.step(1) as step:
-        step.tokens = float("inf")  # not JSON
+    probe.hello(coords={"tp": float("inf")})  # not JSON
     assert probe.lost_records == 1
-    with probe.step(2):
+    with probe.step(1):
         pass
     probe.close()
     assert [record["lost_records"] for record in records(tmp_path, "step")] == [1]

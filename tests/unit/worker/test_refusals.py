@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tpdpdash.layout.rules import check_layout
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.text import fault_lines
 from tpdpdash.training import Training
+from tpdpdash.worker import session
 
 MODEL = ModelSpec(
     name="llama-like",
@@ -106,3 +108,14 @@ def test_every_rule_of_the_worker_is_covered_here() -> None:
 def test_tied_embeddings_run_on_one_stage() -> None:
     tied = replace(MODEL, tied_embeddings=True)
     assert check_layout(tied, TRAINING, None, layout_of(pp=1, schedule="none", layers_per_stage=(4,))) == []
+
+
+@pytest.mark.parametrize(("first_step_s", "timeout_s"), [(0.5, 60.0), (30.0, 300.0)])
+def test_a_rank_may_be_silent_for_a_minute_or_for_ten_long_steps(
+    monkeypatch: pytest.MonkeyPatch, first_step_s: float, timeout_s: float
+) -> None:
+    """Where a step takes minutes, the first stage of a pipeline waits as long for its gradients and is not lost."""
+    told = {}
+    monkeypatch.setattr(session.dist.distributed_c10d, "_set_pg_timeout", lambda t, group: told.update({group: t}))
+    session.shorten_timeout([None, "tp"], first_step_s)  # type: ignore[list-item]
+    assert told == dict.fromkeys((None, "tp"), timedelta(seconds=timeout_s))
