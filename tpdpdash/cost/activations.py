@@ -14,7 +14,7 @@ import numpy as np
 from tpdpdash.cost.arrays import Code, Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import kv_heads_per_rank
-from tpdpdash.cost.states import compute_bytes
+from tpdpdash.cost.states import compute_bytes, gemm_input_bytes
 from tpdpdash.layout.layout import RECOMPUTES
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
@@ -41,6 +41,8 @@ class KeptBytes:
     """Selective recompute, as the framework means it."""
     full: Numeric
     """Only the layer's input."""
+    gradients: Numeric
+    """Gradients of the inner tensors of its larger block, which backward holds at once."""
 
     def of(self, recompute: Code) -> Numeric:
         """Bytes under each row's recompute code (index in RECOMPUTES)."""
@@ -56,11 +58,13 @@ def residual_bytes(model: ModelSpec, training: Training, split: Numeric) -> Nume
     """
     h, norms = model.hidden_size, model.norms_per_layer
     masks = 2 * MASK_BYTES * h if training.dropout > 0 else 0.0
-    return (compute_bytes(training) * h * (norms + min(norms, 2)) + masks) / split
+    inputs = compute_bytes(training) * norms + gemm_input_bytes(training) * min(norms, 2)
+    return (h * inputs + masks) / split
 
 
 def attention_bytes(model: ModelSpec, training: Training, tp: Numeric) -> Numeric:
-    """Queries, keys, values and attention's output, per token: 8 h / t of equation 2; grouped heads keep fewer.
+    """Queries, keys, values and attention's output, per token: 8 h / t of equation 2; grouped heads keep fewer. The
+    output is kept once more where the projection casts it.
 
     MLA keeps its compressed vectors before and after their norms, whole on every rank, and expanded q, k, v, o.
     """
@@ -70,7 +74,9 @@ def attention_bytes(model: ModelSpec, training: Training, tp: Numeric) -> Numeri
     if model.qk_norm != "none":
         split = split + (a / tp + kv) * dq
     whole = 2 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim if model.is_mla else 0
-    return compute_bytes(training) * (split + whole)
+    element, cast = compute_bytes(training), gemm_input_bytes(training)
+    copy = cast * a * dv / tp if cast < element else 0.0
+    return element * (split + whole) + copy
 
 
 def score_bytes(model: ModelSpec, training: Training, tp: Numeric) -> Numeric:
@@ -87,8 +93,8 @@ def score_bytes(model: ModelSpec, training: Training, tp: Numeric) -> Numeric:
 def mlp_bytes(model: ModelSpec, training: Training, ffn_hidden_size: int, split: Numeric) -> Numeric:
     """Input and output of the activation function, per token: 16 h / t of equation 2 with f = 4 h; gated MLPs keep both
     inputs of the gate. Without fused operators the activated gate is kept too."""
-    tensors = (2 if model.gated_mlp else 1) + 1 + (1 if model.gated_mlp and not training.compiled else 0)
-    return compute_bytes(training) * tensors * ffn_hidden_size / split
+    tensors = (2 if model.gated_mlp else 1) + (1 if model.gated_mlp and not training.compiled else 0)
+    return (compute_bytes(training) * tensors + gemm_input_bytes(training)) * ffn_hidden_size / split
 
 
 def expert_bytes(model: ModelSpec, training: Training, *, tp: Numeric, etp: Numeric) -> Numeric:
@@ -99,7 +105,7 @@ def expert_bytes(model: ModelSpec, training: Training, *, tp: Numeric, etp: Nume
     copies = k * etp / tp
     inner = mlp_bytes(model, training, model.moe_ffn_hidden_size, etp)
     shared = mlp_bytes(model, training, model.shared_expert_ffn_hidden_size, tp)
-    return copies * (compute_bytes(training) * h + inner) + shared + ROUTER_BYTES * model.num_experts
+    return copies * (gemm_input_bytes(training) * h + inner) + shared + ROUTER_BYTES * model.num_experts
 
 
 def kept_bytes(
@@ -134,4 +140,9 @@ def kept_bytes(
         selective = 2 * layer_input + 0.75 * attention + scores + inner / tensors
     elif habits.selective_kind == "alternate_layers":
         selective = (everything + layer_input) / 2
-    return KeptBytes(everything=everything, selective=np.minimum(selective, everything), full=layer_input)
+    return KeptBytes(
+        everything=everything,
+        selective=np.minimum(selective, everything),
+        full=layer_input,
+        gradients=np.maximum(inner, attention + scores),
+    )

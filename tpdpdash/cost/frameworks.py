@@ -31,6 +31,9 @@ class FrameworkHabits:
     """ZeRO 2 shards the fp32 weights too and keeps a gathered copy in the compute precision through a microbatch."""
     sgd_momentum: bool
     """SGD keeps a momentum."""
+    updates_from_fp32_gradients: bool
+    """The update makes a fp32 copy of 16-bit gradients, sharded as the optimizer's states are: a buffer of 4 bytes a
+    parameter."""
     keeps_16bit_gradients: bool
     """Beside fp32 main gradients, 16-bit gradients stay allocated."""
     logit_kept_bytes: float
@@ -51,6 +54,8 @@ class FrameworkHabits:
     """Weight gathers in one microbatch under ZeRO-3."""
     gradient_bucket_bytes: float
     """Buckets that stay allocated for reduction."""
+    allocator_frac: float
+    """What the caching allocator reserves beyond what tensors hold, as a share of it."""
     layer_kernels: float
     """Kernels launched in the forward pass of a dense layer."""
     moe_kernels: float

@@ -13,7 +13,7 @@ from tpdpdash.cost.arrays import Floats, column, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import LayerShard, embedding_shard, head_shard, layer_shard, vocab_rows
 from tpdpdash.cost.stages import StageKinds
-from tpdpdash.cost.states import StateBytes, compute_bytes, sharded, state_bytes
+from tpdpdash.cost.states import DTYPE_BYTES, StateBytes, compute_bytes, sharded, state_bytes
 from tpdpdash.layout.columns import RECOMPUTE_METHODS, LayoutColumns
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.schedule.closed_form import microbatches_in_flight
@@ -145,23 +145,26 @@ def stage_memory(
 ) -> StageMemory:
     """Memory of each stage kind of n layouts.
 
-    Left out: fragmentation beyond the device's overhead, temporary tensors of single operators, host memory.
+    Left out: fragmentation beyond the device's overhead and the framework's share, temporary tensors of single
+    operators, host memory.
     """
     parameters = stage_parameters(model, habits, columns, kinds, training)
     states = _states(state_bytes(training, habits), training, columns, parameters)
     weights, gradients, optimizer = (part * kinds.exists for part in states)
-    activations = _activations(model, training, habits, columns, kinds)
     logits = _logits(model, training, habits, columns, kinds)
+    activations = _activations(model, training, habits, columns, kinds, logits)
     buffers = _buffers(model, training, habits, columns, parameters)
     exists = kinds.exists
+    optimizer = np.where(column(columns.offload_optimizer), 0.0, optimizer)
+    held = weights + gradients + optimizer + activations + logits + buffers
     return StageMemory(
         weights_bytes=weights,
         gradients_bytes=gradients,
-        optimizer_bytes=np.where(column(columns.offload_optimizer), 0.0, optimizer),
+        optimizer_bytes=optimizer,
         activations_bytes=np.where(exists, activations, 0.0),
         logits_bytes=logits,
         buffers_bytes=np.where(exists, buffers, 0.0),
-        overhead_bytes=np.where(exists, cluster.device.overhead_bytes, 0.0),
+        overhead_bytes=np.where(exists, cluster.device.overhead_bytes + habits.allocator_frac * held, 0.0),
     )
 
 
@@ -196,11 +199,17 @@ def tokens_per_microbatch(training: Training, columns: LayoutColumns) -> Floats:
 
 
 def _activations(
-    model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
+    model: ModelSpec,
+    training: Training,
+    habits: FrameworkHabits,
+    columns: LayoutColumns,
+    kinds: StageKinds,
+    logits_bytes: Floats,
 ) -> Floats:
-    """Kept activations over the microbatches in flight, and the working set of one recompute, (n, stages)."""
+    """Kept activations over the microbatches in flight, the working set of one recompute, and the gradients inside one
+    layer as far as they exceed the logits, which are gone by then, (n, stages)."""
     tokens = column(tokens_per_microbatch(training, columns))
-    kept, working = kept_activations(model, training, habits, columns, kinds)
+    kept, working, gradients = kept_activations(model, training, habits, columns, kinds)
     in_flight = microbatches_in_flight(
         column(columns.schedule),
         column(columns.pp),
@@ -210,15 +219,17 @@ def _activations(
         column(columns.microbatch_group_size_per_vp_stage),
     )
     offloaded = np.where(column(columns.offload_activations), np.minimum(in_flight, 1.0), in_flight)
-    return np.asarray(tokens * (kept * offloaded + working))
+    inside = np.maximum(tokens * gradients - logits_bytes, 0.0)
+    return np.asarray(tokens * (kept * offloaded + working) + inside)
 
 
 def kept_activations(
     model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns, kinds: StageKinds
-) -> tuple[Floats, Floats]:
-    """(kept through one microbatch, working set of one recompute), bytes per token, each (n, stages)."""
+) -> tuple[Floats, Floats, Floats]:
+    """(kept through one microbatch, working set of one recompute, gradients inside one layer), bytes per token, each
+    (n, stages)."""
     split = np.where(columns.sequence_parallel, columns.tp, 1.0)
-    kept, working = np.zeros_like(kinds.count), np.zeros_like(kinds.count)
+    kept, working, gradients = (np.zeros_like(kinds.count) for _ in range(3))
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if not layers.any():
             continue
@@ -227,11 +238,13 @@ def kept_activations(
         )
         kept = kept + _kept_by_layers(each, columns, layers, kinds.layers)
         working = np.maximum(working, np.where(layers > 0, _working_set(each, columns), 0.0))
+        inner = column(of_rows(each.gradients, columns.tp))
+        gradients = np.maximum(gradients, np.where(layers > 0, inner, 0.0))
     residual = compute_bytes(training) * model.hidden_size / split
     kept = kept + kinds.is_last * column(2 * residual)
     if training.dropout > 0:
         kept = kept + kinds.is_first * column(model.hidden_size / split)
-    return kept, working
+    return kept, working, gradients
 
 
 def recomputed_layers(columns: LayoutColumns, layers: Floats) -> Floats:
@@ -290,4 +303,19 @@ def _buffers(
     kv = model.num_kv_heads * (model.query_head_dim + model.value_head_dim) / columns.tp
     ring = np.where(columns.cp > 1, 2 * element * tokens * kv, 0.0)
     buckets = np.where((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
-    return np.asarray(np.where(column(gathers), unit, 0.0) + column(messages + sequence + ring + buckets))
+    copy = _fp32_gradients(state_bytes(training, habits), habits, columns, held)
+    return np.asarray(np.where(column(gathers), unit, 0.0) + copy + column(messages + sequence + ring + buckets))
+
+
+def _fp32_gradients(
+    each: StateBytes, habits: FrameworkHabits, columns: LayoutColumns, held: StageParameters
+) -> Floats | float:
+    """The fp32 copy of a rank's own 16-bit gradients, for frameworks whose update makes one, (n, stages). It is made
+    when activations are gone, but a block of its size finds no place among theirs."""
+    if not (habits.updates_from_fp32_gradients and each.gradients == DTYPE_BYTES["fp16"]):
+        return 0.0
+    dense, experts = held.trained
+    dense_size, expert_size = (column(size) for size in shard_sizes(columns))
+    zero = column(columns.zero_stage) >= 1
+    own = sharded(DTYPE_BYTES["fp32"], dense, zero, dense_size)
+    return np.asarray(own + sharded(DTYPE_BYTES["fp32"], experts, zero, expert_size))

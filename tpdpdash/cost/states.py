@@ -53,6 +53,16 @@ def compute_bytes(training: Training) -> float:
     return 4.0 if training.precision == "fp32" else 2.0
 
 
+LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+"""Precisions whose GEMM inputs are kept in 8 bits for backward."""
+
+
+def gemm_input_bytes(training: Training) -> float:
+    """Bytes of a GEMM's input as it is kept for its weight gradient: cast once where GEMMs run in 8 bits or fewer
+    (Transformer Engine saves the quantised tensor)."""
+    return 1.0 if training.precision in LOW_PRECISIONS else compute_bytes(training)
+
+
 def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
     """Bytes per parameter of each state.
 

@@ -207,7 +207,7 @@ def _stage_parts(case: Case, kinds: StageKinds, held: StageParameters) -> tuple[
 
 def _offloaded_s(case: Case, kinds: StageKinds) -> Floats:
     """Seconds in which the activations of one microbatch cross the host link (n, stages), which passes run beside."""
-    kept, _ = kept_activations(case.model, case.training, case.habits, case.columns, kinds)
+    kept, _, _ = kept_activations(case.model, case.training, case.habits, case.columns, kinds)
     moved = column(case.tokens) * kept / HOST_LINK_BYTES_PER_S
     return np.where(column(case.columns.offload_activations), moved, 0.0)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 GPIPE, INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+ZB_2P, ZB_V, DUALPIPE_V = (SCHEDULES.index(name) for name in ("zb-2p", "zb-v", "dualpipe-v"))
 
 
 def warmup_forwards(
@@ -53,11 +54,16 @@ def microbatches_in_flight(
     """Most microbatches whose activations a stage holds at once, in whole-stage units: a chunk's share counts 1/v.
 
     GPipe m; 1F1B min(p − s, m); interleaved min(2(p − s − 1) + (v − 1)·g + 1, m·v) / v: one more than its warm-up. No
-    pipeline: 1. Source: Megatron-LM schedules.py; Korthikanti 2022, section 4.2.3; golden: pp_truth.jsonl.
+    pipeline: 1. ZB-2p min(2(p − s) − 1, m); ZB-V and DualPipe-V min(p, m) on every stage; ZB-1p as 1F1B. Source:
+    Megatron-LM schedules.py; Korthikanti 2022, section 4.2.3; Qi 2024 (arXiv:2401.10241 table 1, arXiv:2405.15362
+    section 4); golden: pp_truth.jsonl.
     """
     m, v = np.asarray(num_microbatches, np.float64), np.asarray(num_model_chunks, np.float64)
     warmup = warmup_forwards(schedule, pp, m, v, pp if group is None else group, stage)
-    return np.minimum(warmup + 1, m * v) / v
+    p, s = np.asarray(pp, np.float64), np.asarray(stage, np.float64)
+    held = np.where(np.equal(schedule, ZB_2P), np.maximum(2 * (p - s) - 1, 1), warmup + 1)
+    held = np.where(np.isin(schedule, (ZB_V, DUALPIPE_V)), p * v, held)
+    return np.minimum(held, m * v) / v
 
 
 def pipeline_seconds(

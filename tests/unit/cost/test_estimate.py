@@ -166,5 +166,6 @@ def test_offloaded_optimizer_states_leave_the_device():
 
 def test_gpipe_holds_every_microbatch_and_1f1b_as_many_as_stages():
     one, all_of = (estimate_job(job_of(pp=4, schedule=s, dp=4)) for s in ("1f1b", "gpipe"))
+    """Besides what is kept a stage holds the gradients inside one layer."""
     ratio = all_of.stages[0].activations_bytes / one.stages[0].activations_bytes
-    assert ratio == pytest.approx(one.num_microbatches / 4, rel=0.02)
+    assert 0.85 * one.num_microbatches / 4 < ratio <= one.num_microbatches / 4
