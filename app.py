@@ -15,5 +15,6 @@ with st.sidebar:
     frontend.mend(parts.theme())
     state.restore()
     links = shell.sidebar()
+parts.faults(state.address_faults(), "info")
 page.run()
 shell.links(links)

@@ -38,17 +38,9 @@ def recent_runs() -> None:
     shown = services.runs(RECENT_RUNS)
     with parts.card(t("Recent runs"), t("{n} of {all}", n=len(shown), all=total)) as right:
         right.page_link(shell.page_path("watch"), label=t("All runs"))
-        key = f"recent-{shown[0].run_id}"
-        picked = st.dataframe(
-            runs_view.runs_table(shown),
-            key=key,
-            hide_index=True,
-            on_select="rerun",
-            selection_mode="single-row",
-            column_config=runs_view.column_config(),
-        )
-        if picked.selection.rows:
-            st.switch_page(shell.page_path("watch"), query_params={"run": shown[picked.selection.rows[0]].run_id})
+        picked = runs_view.picked_run(shown, key="recent")
+        if picked:
+            st.switch_page(shell.page_path("watch"), query_params={"run": picked})
 
 
 def screen() -> None:

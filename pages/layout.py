@@ -15,6 +15,8 @@ from tpdpdash.cost.messages import collectives_of  # noqa: E402
 from tpdpdash.cost.result import Estimate  # noqa: E402
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.job import Job  # noqa: E402
+from tpdpdash.layout.advice import advice  # noqa: E402
+from tpdpdash.layout.layout import Layout  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import (  # noqa: E402
     estimate_view,
@@ -29,6 +31,7 @@ from tpdpdash.ui import (  # noqa: E402
     timeline_view,
 )
 
+FORMS = ("JSON", "Python")
 theme = parts.theme()
 view = state.read_job_state()
 
@@ -55,8 +58,7 @@ def main() -> None:
         parts.verdict("bad", t("**This layout is not possible.** Every fault is listed with the nearest legal value."))
         parts.faults(wrong.faults)
         if st.button(t("Take the plan's best layout"), icon=":material/leaderboard:"):
-            st.query_params.pop("order", None)
-            state.update(layout="")
+            state.choose_layout("")
             st.rerun()
         return
     if actions.button(t("Launch"), icon=":material/rocket_launch:", type="primary"):
@@ -76,49 +78,44 @@ def show(job: Job, estimate: Estimate) -> None:
         estimate_view.speed_sentence(estimate, estimate_view.device_word(job)),
         layout_view.placement_sentence(own),
     )
+    parts.faults(advice(job.model, job.cluster, job.training, layout), "info")
     left, right = st.columns([5, 3])
     with left:
         map_card(job, estimate, rank, own)
-    with right:
-        rank_card(job, estimate, rank, groups)
-    left, right = st.columns([5, 3])
-    with left:
         timeline_card(job, estimate)
     with right:
+        rank_card(job, estimate, rank)
         memory_card(estimate)
     collectives_card(job, estimate, rank)
+    groups_card(layout, groups)
 
 
 def map_card(job: Job, estimate: Estimate, rank: int, own: list[layout_view.RankGroup]) -> None:
     """The rank map with the chosen rank's groups."""
     spec = layout_view.map_of(estimate.layout, job.cluster, rank, own)
     shown = len(shown_ranks(spec, shown_nodes(spec)))
-    with parts.card(t("Rank map"), layout_view.map_caption(shown, spec.world_size, rank)) as controls:
+    with parts.card(t("Rank map"), layout_view.map_caption(shown, spec.world_size, rank), fill=False) as controls:
         layout_edit.rank_choice(controls, spec.world_size)
         layout_edit.order_choice(controls)
         figures.picking_figure(rank_map(spec, theme), "rank-map", "rank", state.choose_rank)
-        figures.group_lines(layout_view.group_texts(own, job.cluster), theme)
+        figures.group_lines(layout_view.group_texts(estimate.layout, own, job.cluster), theme)
 
 
-def rank_card(job: Job, estimate: Estimate, rank: int, groups: dict[str, list[list[int]]]) -> None:
-    """What the chosen rank holds, and every group to copy."""
+def rank_card(job: Job, estimate: Estimate, rank: int) -> None:
+    """What the chosen rank holds."""
     layout = estimate.layout
-    with parts.card(t("Rank {rank}", rank=rank), layout_view.rank_caption(layout, job.cluster, rank)):
+    with parts.card(t("Rank {rank}", rank=rank), layout_view.rank_caption(layout, job.cluster, rank), fill=False):
         held, total = rank_view.rank_parameters(job, layout, rank)
         rows = rank_view.holdings(layout, job.model, job.training, rank, held, total)
         st.table(rank_view.holdings_table(rows), border="horizontal", hide_header=True, hide_index=True)
         if layout.tp > 1:
             st.caption(t("Its slice of every weight"))
             figures.figure(weight_splits(rank_view.weight_pictures(layout, job.model, rank), theme), "weight-slices")
-        form = st.segmented_control(
-            t("All groups, order {order}", order=layout.rank_order), ["JSON", "Python"], default="JSON", required=True
-        )
-        st.code(layout_view.copyable(groups, form or "JSON"), language=(form or "JSON").lower(), height=150)
 
 
 def timeline_card(job: Job, estimate: Estimate) -> None:
     """The pipeline's actions, and the microbatches in flight below."""
-    with parts.card(t("Pipeline timeline"), timeline_view.caption(estimate)) as controls:
+    with parts.card(t("Pipeline timeline"), timeline_view.caption(estimate), fill=False) as controls:
         drawn = timeline_view.draw(job, estimate)
         window = timeline_view.pick_window(drawn, controls)
         chart = timeline(
@@ -138,7 +135,7 @@ def timeline_card(job: Job, estimate: Estimate) -> None:
 
 def memory_card(estimate: Estimate) -> None:
     """Memory of each stage against the limit."""
-    with parts.card(t("Memory of each stage"), t("worst rank, at its peak")):
+    with parts.card(t("Memory of each stage"), t("worst rank, at its peak"), fill=False):
         table, names, fullest = estimate_view.memory_table(estimate)
         used = estimate_view.used_parts(table, MEMORY_ORDER)
         figures.legend(memory_colors(theme), {part: memory_label(part) for part in used})
@@ -160,6 +157,15 @@ def collectives_card(job: Job, estimate: Estimate, rank: int) -> None:
         figures.group_table(
             table, theme, key="collectives", right=estimate_view.message_figures(), alt=t("Messages of one rank")
         )
+
+
+def groups_card(layout: Layout, groups: dict[str, list[list[int]]]) -> None:
+    """Every group, to copy."""
+    with parts.card(t("All groups"), t("order {order}", order=layout.rank_order), fill=False) as controls:
+        form = controls.segmented_control(
+            t("Form"), FORMS, default=FORMS[0], required=True, label_visibility="collapsed", key="groups-form"
+        )
+        st.code(layout_view.copyable(groups, form or FORMS[0]), language=(form or FORMS[0]).lower(), height=150)
 
 
 main()

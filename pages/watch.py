@@ -83,18 +83,9 @@ def history() -> None:
         if not shown:
             st.caption(t('No run matches "{text}". {n} runs in all.', text=parts.literal(wanted), n=len(all_runs)))
             return
-        key = f"runs-{shown[0].run_id}-{len(shown)}"
-        picked = st.dataframe(
-            runs_view.runs_table(shown),
-            key=key,
-            hide_index=True,
-            on_select="rerun",
-            selection_mode="single-row",
-            column_config=runs_view.column_config(),
-        )
-        rows = picked.selection.rows
-        if rows and shown[rows[0]].run_id != state.chosen_run():
-            state.choose_run(shown[rows[0]].run_id)
+        picked = runs_view.picked_run(shown, key="runs")
+        if picked and picked != state.chosen_run():
+            state.choose_run(picked)
             st.rerun()
 
 

@@ -266,6 +266,8 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_short_text": "{field}: {value} has {size} bytes; one sequence needs {needed}",
     # screens
     "start_token_needed": "Only the holder of the start token can launch or stop; open the address printed at start",
+    "address_not_read": "{field}={value} in the address cannot be read: {used} is taken instead",
+    "address_layout_not_possible": "{field}={value} in the address is not possible here; the best layout is shown",
     "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",
     "cannot_listen": "{field}: cannot listen on port {value}: {reason}",
     "upload_missing": "{field}: the uploaded config {value} is not kept here; drop the file again",

@@ -73,7 +73,7 @@ def test_every_group_can_be_copied_as_json() -> None:
 
 def test_groups_can_be_copied_as_python() -> None:
     at = open_layout(**CHOSEN)
-    form = next(control for control in at.segmented_control if "All groups" in control.label)
+    form = next(control for control in at.segmented_control if control.key == "groups-form")
     form.set_value("Python").run()
     assert at.code[0].value.startswith("tp_groups = [[0, 1, 2, 3]")
 
@@ -162,7 +162,8 @@ def test_experts_are_shown_as_a_group_of_their_own() -> None:
         rank="3",
     )  # fmt: skip
     assert not at.exception
-    assert rows_of_table(at)["MLP"] == "experts 2–3 of 8 in each layer"
+    assert rows_of_table(at)["Experts"] == "2–3 of 8 in each MoE layer; 1/2 of each"
+    assert "MLP" not in rows_of_table(at), "every layer of it is an MoE layer"
     assert "ep" in json.loads(at.code[0].value)
 
 

@@ -10,7 +10,8 @@ from fake_runs import fake_run
 from screens import open_page, texts
 from streamlit.testing.v1 import AppTest
 
-from tpdpdash.ui import services, token
+from tpdpdash import start_token as token
+from tpdpdash.ui import access, services
 
 CHOSEN = {"model": "llama-3-8b", "device": "H100-SXM5-80GB", "layout": "tp2-pp2-dp2", "nodes": "1", "gpus": "8"}
 
@@ -37,7 +38,7 @@ def test_a_rehearsal_lists_checks_and_every_change_before_the_start() -> None:
 def test_without_the_token_start_is_disabled_and_says_why() -> None:
     at = open_page("launch", **CHOSEN)
     assert start_button(at).disabled
-    assert "Only the holder of the start token can launch or stop." in texts(at)
+    assert access.not_allowed() in texts(at)
 
 
 def test_without_a_choice_the_best_layout_of_the_plan_is_offered() -> None:

@@ -74,7 +74,7 @@ def test_a_failed_run_names_the_first_cause_and_shows_the_log_as_text(runs_root:
     fake_run(runs_root, "failed", steps=12, first_failure=failure, ended=time.time())
     at = open_page("watch")
     assert not at.exception
-    assert "Failed at step 12: rank 3 raised ValueError: <b>boom</b>" in texts(at)
+    assert "Failed at step 12: rank 3: ValueError: <b>boom</b>" in texts(at)
     assert "\\<b\\>" in at.error[0].value
     assert at.code[0].value == "line\n<script>"
 

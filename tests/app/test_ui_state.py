@@ -42,14 +42,20 @@ def test_a_code_that_is_none_is_refused_by_name(code: str) -> None:
 
 
 def test_the_address_is_the_whole_view_and_keeps_only_what_differs() -> None:
-    view = state._from_params({"model": "gpt2-xl", "nodes": "4", "tokens": "1e12", "tp": "8", "price": "2.5"})
+    view, _ = state._from_params({"model": "gpt2-xl", "nodes": "4", "tokens": "1e12", "tp": "8", "price": "2.5"})
     assert (view.model, view.nodes, view.tokens, view.tp, view.price) == ("gpt2-xl", 4, 1e12, 8, 2.5)
     assert state._to_params(view) == {"model": "gpt2-xl", "nodes": "4", "tokens": "1e+12", "tp": "8", "price": "2.5"}
     assert state._to_params(state.JobState()) == {"model": "llama-3-8b"}
 
 
-def test_a_field_that_cannot_be_read_is_dropped() -> None:
-    assert state._from_params({"nodes": "many", "tokens": "x", "seq": "1024"}) == state.JobState(seq=1024)
+def test_a_field_that_cannot_be_read_has_its_default_and_it_is_said() -> None:
+    view, faults = state._from_params({"nodes": "many", "tokens": "x", "seq": "1024"})
+    assert view == state.JobState(seq=1024)
+    assert [(fault.field, fault.value) for fault in faults] == [("nodes", "many"), ("tokens", "x")]
+    at = open_page("plan", seq="81x", model="gpt2")
+    assert "seq=81x in the address cannot be read: 8192 is taken instead" in texts(at)
+    assert "cannot be read" in texts(at.run()), "it stays until the view is changed"
+    assert "cannot be read" not in texts(at.number_input(key="view-seq").set_value(1024).run())
 
 
 def test_a_screen_keeps_the_view_of_the_one_before() -> None:

@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 
 from tpdpdash.charts.canvas import box_layer, finish, right_text_layer, text_layer, y_sheet
+from tpdpdash.charts.lanes import left_names
 from tpdpdash.charts.palette import (
     MEMORY_ORDER,
     PHASE_ORDER,
@@ -21,7 +22,7 @@ from tpdpdash.charts.palette import (
     ui_colors,
 )
 from tpdpdash.text import t
-from tpdpdash.units import GIB, format_count, format_memory, format_share, format_time
+from tpdpdash.units import format_count, format_memory, format_share, format_time, gib
 
 MEMORY_ROW, MEMORY_BAR = 29, 20
 STEP_ROW, STEP_BAR, STEP_LABEL = 42, 18, 18
@@ -44,11 +45,11 @@ def memory_bars(
     ui = ui_colors(theme)
     height = MEMORY_ROW * len(names) + 22
     totals = table.groupby("row")["value"].sum()
-    longest = max(float(totals.max()), capacity_bytes) / GIB
+    longest = gib(max(float(totals.max()), capacity_bytes))
     x = _value_axis(longest * 1.34, t("GiB"), 5)
     segments = stacked(table, MEMORY_ORDER)
-    segments = segments.assign(start=segments["start"] / GIB, end=segments["end"] / GIB)
-    texts = (segments["value"] / GIB).map(lambda gib: f"{gib:.1f}")
+    segments = segments.assign(start=gib(segments["start"]), end=gib(segments["end"]))
+    texts = gib(segments["value"]).map(lambda held: f"{held:.1f}")
     top = segments["row"] * MEMORY_ROW + 24
     drawn = _segments(segments, top, MEMORY_BAR, memory_colors(theme), texts, theme)
     drawn = drawn.assign(
@@ -56,7 +57,7 @@ def memory_bars(
     )
     free = pd.DataFrame(
         {
-            "x": 0.0, "x2": capacity_bytes / GIB, "y": [r * MEMORY_ROW + 24 for r in range(len(names))],
+            "x": 0.0, "x2": gib(capacity_bytes), "y": [r * MEMORY_ROW + 24 for r in range(len(names))],
             "y2": [r * MEMORY_ROW + 24 + MEMORY_BAR for r in range(len(names))],
             "fill": ui["grid"], "outline": ui["grid"],
         }
@@ -69,7 +70,7 @@ def memory_bars(
             "color": [ui["bad"] if totals[row] > capacity_bytes else ui["text"] for row in rows],
         }
     )
-    limit = _limit_layers(capacity_bytes / GIB, t("{gib} usable", gib=format_memory(capacity_bytes)), x, height, theme)
+    limit = _limit_layers(gib(capacity_bytes), t("{gib} usable", gib=format_memory(capacity_bytes)), x, height, theme)
     layers = [box_layer(free, x=x, height=height), *_segment_layers(drawn, x, height, longest * 1.34)]
     layers += [*limit, right_text_layer(figures, height=height)]
     layers.append(_row_names(names, MEMORY_ROW, 24 + MEMORY_BAR // 2, height, theme, bold_row))
@@ -208,14 +209,4 @@ def _row_names(
             "color": [ui["text"] if bold_row in (None, row) else ui["muted"] for row in range(len(names))],
         }
     )
-    return (
-        alt.Chart(table)
-        .mark_text(align="right", baseline="middle", dx=-8)
-        .encode(
-            x=alt.value(0),
-            y=y_sheet("y", height),
-            text="text:N",
-            color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
-        )
-    )
+    return left_names(table, height)

@@ -13,10 +13,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tpdpdash.units import ceil_div
+
 LEVEL_EDGES = (0.03, 0.06, 0.10, 0.15, 0.22, 0.32, 0.50)
 """Shares above the median at which the next of the ramp's eight colours begins."""
 MAX_HEAT_ROWS = 256
 """Rows that one image shows; above it each row is the slowest of several ranks."""
+
+
+def noise_floor(excess_frac: NDArray[np.float64]) -> float:
+    """Share above the median that a (rank, step) matrix reaches by its step-to-step noise alone; NaN = unknown cells.
+
+    Three standard deviations, from the median of |x(t) − x(t−1)| / √2: a rank that is slow, or becomes it, is a level
+    or one jump of its row, and raises neither. 1.4826: standard deviation over median absolute value, normal noise.
+    """
+    jumps = np.abs(np.diff(excess_frac, axis=1))
+    known = jumps[np.isfinite(jumps)]
+    return float(3 * 1.4826 * np.median(known) / np.sqrt(2)) if len(known) else 0.0
 
 
 def heat_levels(excess_frac: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -31,8 +44,8 @@ def pooled_rows(values: NDArray[np.float64], max_rows: int = MAX_HEAT_ROWS) -> N
     num_rows = len(values)
     if num_rows <= max_rows:
         return values
-    size = -(-num_rows // max_rows)
-    padded = np.full((-(-num_rows // size) * size, values.shape[1]), np.nan)
+    size = ceil_div(num_rows, max_rows)
+    padded = np.full((ceil_div(num_rows, size) * size, values.shape[1]), np.nan)
     padded[:num_rows] = values
     grouped = padded.reshape(-1, size, values.shape[1])
     pooled = np.max(np.where(np.isnan(grouped), -np.inf, grouped), axis=1)

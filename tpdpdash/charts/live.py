@@ -1,12 +1,12 @@
 """The charts of Watch as constant Vega-Lite specs: everything that changes from tick to tick stands in the table.
 
 A spec that changes makes the browser build the chart anew; one that stays is only handed new rows. So a spec depends
-on the chart, the theme and the number of rows that are drawn, and colours, labels and limits come with the data.
+on the chart, the theme, the language and the number of rows that are drawn, and colours, labels and limits come with
+the data. Building one takes microseconds: it is made anew each time, in the reader's language.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from tpdpdash.charts.palette import Theme, chart_theme, ui_colors
@@ -15,14 +15,15 @@ from tpdpdash.text import t
 Spec = dict[str, Any]
 ROW_PX = 24
 AXIS_PX = 46
+FIGURE_PX, LABEL_PX = 66, 22
 
 
-def _spec(layers: list[Spec], *, theme: Theme, height: int) -> Spec:
+def _spec(layers: list[Spec], *, theme: Theme, height: int, right: int = 8) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
         # Streamlit leaves 20 px below a chart that does not say otherwise.
-        "padding": {"left": 4, "right": 8, "top": 4, "bottom": 2},
+        "padding": {"left": 4, "right": right, "top": 4, "bottom": 2},
         "layer": layers,
         "config": chart_theme(theme),
     }
@@ -42,7 +43,6 @@ def _of_kind(kind: str) -> list[Spec]:
     return [{"filter": f"datum.kind == '{kind}'"}]
 
 
-@cache
 def step_time_spec(theme: Theme) -> Spec:
     """Step time: band from the quickest to the slowest rank, the median as a line, the prediction dashed.
 
@@ -78,7 +78,6 @@ def step_time_spec(theme: Theme) -> Spec:
     return _spec([band, predicted, line, points], theme=theme, height=250)
 
 
-@cache
 def heat_spec(theme: Theme) -> Spec:
     """Rank × step as one image with real axes.
 
@@ -134,15 +133,6 @@ def _row_axis() -> Spec:
     return {"field": "row", "type": "nominal", "sort": None, "axis": axis}
 
 
-def _texts(x: Spec, *, key: str, theme: Theme, **mark: Any) -> Spec:
-    return {
-        "transform": _of_kind(key),
-        "mark": {"type": "text", "baseline": "middle", "color": ui_colors(theme)["text"], **mark},
-        "encoding": {"x": x, "y": _row_axis(), "text": {"field": "label", "type": "nominal"}},
-    }
-
-
-@cache
 def phases_spec(theme: Theme, num_rows: int) -> Spec:
     """What each rank does in a step: a stacked bar a rank.
 
@@ -157,11 +147,10 @@ def phases_spec(theme: Theme, num_rows: int) -> Spec:
     return _spec([_bar_layer(x, key="bar")], theme=theme, height=num_rows * ROW_PX + AXIS_PX)
 
 
-@cache
 def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
-    """One step as it was measured: a lane a rank, microbatches numbered where they fit.
+    """One step as it was predicted and measured, on one axis: a lane a stage or rank, numbered microbatches.
 
-    Table: kind "bar" (as in phases_spec, x in seconds since the step began) and kind "number" (row, x, label, on).
+    Table: kind "bar" (as in phases_spec, x in seconds since the step began) and kind "number" (row, x, label, fill).
     """
     x = {
         "field": "x",
@@ -169,12 +158,19 @@ def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
         "axis": {"title": title, "grid": True, "tickCount": 6},
         "scale": {"zero": True, "nice": False},
     }
-    numbers = _texts({**x, "axis": None}, key="number", theme=theme, align="center", fontSize=12)
-    numbers["encoding"]["color"] = {"field": "fill", "type": "nominal", "scale": None, "legend": None}
+    numbers = {
+        "transform": _of_kind("number"),
+        "mark": {"type": "text", "baseline": "middle", "align": "center", "fontSize": 12},
+        "encoding": {
+            "x": {**x, "axis": None},
+            "y": _row_axis(),
+            "text": {"field": "label", "type": "nominal"},
+            "color": {"field": "fill", "type": "nominal", "scale": None, "legend": None},
+        },
+    }
     return _spec([_bar_layer(x, key="bar"), numbers], theme=theme, height=num_rows * ROW_PX + AXIS_PX)
 
 
-@cache
 def loss_spec(theme: Theme) -> Spec:
     """Loss: thin as it is, thick smoothed. Table: step, loss, smoothed."""
     ui = ui_colors(theme)
@@ -197,11 +193,11 @@ def loss_spec(theme: Theme) -> Spec:
     return _spec([raw, smooth, points], theme=theme, height=200)
 
 
-@cache
 def memory_spec(theme: Theme, num_rows: int) -> Spec:
     """Peak memory of each rank against what there is.
 
     Table: kind "bar" (row, x, x2 in GiB, fill, outline, label, shown), "predicted" (row, x), "limit" (x, label).
+    Its figures stand at the right.
     """
     ui = ui_colors(theme)
     x = {
@@ -220,4 +216,21 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
         "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": ui["bad"]},
         "encoding": {"x": x},
     }
-    return _spec([_bar_layer(x, key="bar"), predicted, limit], theme=theme, height=num_rows * ROW_PX + AXIS_PX)
+    limit_text = {
+        "transform": _of_kind("limit"),
+        "mark": {"type": "text", "color": ui["bad"], "align": "right", "dx": 4, "dy": -8},
+        "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "label", "type": "nominal"}},
+    }
+    figures = {
+        "transform": _of_kind("bar"),
+        "mark": {"type": "text", "baseline": "middle", "align": "right", "dx": FIGURE_PX, "color": ui["text"]},
+        "encoding": {
+            "x": {"value": {"expr": "width"}},
+            "y": _row_axis(),
+            "text": {"field": "shown", "type": "nominal"},
+        },
+    }
+    layers = [_bar_layer(x, key="bar"), predicted, limit, limit_text, figures]
+    # The figures stand in the padding at the right, the limit's name in that above.
+    spec = _spec(layers, theme=theme, height=num_rows * ROW_PX + AXIS_PX + LABEL_PX, right=FIGURE_PX + 6)
+    return {**spec, "padding": {**spec["padding"], "top": LABEL_PX}}

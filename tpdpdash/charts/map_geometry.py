@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tpdpdash.units import ceil_div
+
 CELLS_ACROSS = 16
 """Cells beside each other at most: at 400 px a two-digit number still fits."""
 FEWEST_ACROSS = 12
@@ -118,7 +120,7 @@ class MapGrid:
     @property
     def cell_rows(self) -> int:
         """Rows of cells in a node."""
-        return -(-self.devices_per_node // self.cell_columns)
+        return ceil_div(self.devices_per_node, self.cell_columns)
 
     @property
     def node_width(self) -> float:
@@ -152,7 +154,7 @@ class MapGrid:
     @property
     def height(self) -> int:
         """Pixels of the whole sheet."""
-        rows = -(-len(self.nodes) // self.node_columns)
+        rows = ceil_div(len(self.nodes), self.node_columns)
         below = 10 + LANE_STEP * min(self.links_below, LANES) if self.links_below else 2
         return rows * self.node_height + (rows - 1) * GUTTER + below
 

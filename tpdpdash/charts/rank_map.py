@@ -9,10 +9,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from tpdpdash.charts.canvas import box_layer, finish, font_that_fits, path_layer, text_layer, x_sheet
+from tpdpdash.charts.canvas import box_layer, finish, font_that_fits, path_layer, text_layer, x_sheet, y_sheet
 from tpdpdash.charts.map_geometry import Bus, MapGrid, bus_paths, bus_rows, group_boxes, link_paths, links_below
 from tpdpdash.charts.palette import Theme, phase_colors, ui_colors
 from tpdpdash.text import t
+from tpdpdash.units import ceil_div
 
 MAX_RANKS = 128
 """Cells that one map shows; above it only nodes of the chosen rank's groups are drawn, and the page says so."""
@@ -52,7 +53,7 @@ class RankMap:
 
 def shown_nodes(spec: RankMap, max_ranks: int = MAX_RANKS) -> list[int]:
     """Nodes that are drawn: all, or as many as `max_ranks` allows of those that hold the chosen rank's groups."""
-    num_nodes = -(-spec.world_size // spec.devices_per_node)
+    num_nodes = ceil_div(spec.world_size, spec.devices_per_node)
     limit = max(1, max_ranks // spec.devices_per_node)
     if num_nodes <= limit:
         return list(range(num_nodes))
@@ -181,7 +182,7 @@ def _heads(table: pd.DataFrame, grid: MapGrid) -> Any:
     base = alt.Chart(table).mark_point(filled=True, size=45, opacity=1)
     return base.encode(
         x=x_sheet("x", grid.domain),
-        y=alt.Y("y:Q", scale=alt.Scale(domain=[grid.height, 0], nice=False, zero=False), axis=None),
+        y=y_sheet("y", grid.height),
         shape=alt.Shape("shape:N", scale=None, legend=None),
         color=alt.Color("color:N", scale=None, legend=None),
         tooltip=alt.value(None),
@@ -235,7 +236,7 @@ def _bus_layers(spec: RankMap, grid: MapGrid, theme: Theme) -> list[Any]:
     layers.append(
         dot.encode(
             x=x,
-            y=alt.Y("y:Q", scale=alt.Scale(domain=[grid.height, 0], nice=False, zero=False), axis=None),
+            y=y_sheet("y", grid.height),
             size=alt.Size("size:Q", scale=None, legend=None),
             color=alt.Color("color:N", scale=None, legend=None),
             tooltip=alt.value(None),

@@ -10,7 +10,7 @@ import pandas as pd
 from tpdpdash.charts.canvas import finish
 from tpdpdash.charts.palette import Theme, ui_colors
 from tpdpdash.text import t
-from tpdpdash.units import GIB, format_memory
+from tpdpdash.units import ceil_div, format_memory, gib
 
 HEIGHT = 300
 MAX_DOTS = 600
@@ -24,7 +24,7 @@ def shown_dots(table: pd.DataFrame, capacity_bytes: float, *, max_dots: int = MA
     near = table[table["memory_bytes"] <= capacity_bytes * ROOM]
     keep = near["on_front"] | near["is_best"]
     others = near[~keep]
-    step = max(1, -(-len(others) // max_dots))
+    step = max(1, ceil_div(len(others), max_dots))
     result: pd.DataFrame = pd.concat([near[keep], others.iloc[::step]]).reset_index(drop=True)
     return result
 
@@ -35,8 +35,8 @@ def memory_speed(table: pd.DataFrame, theme: Theme, *, capacity_bytes: float, be
     The selection parameter is "pick" with the field "layout".
     """
     ui = ui_colors(theme)
-    dots = table.assign(gib=table["memory_bytes"] / GIB, memory=table["memory_bytes"].map(format_memory))
-    capacity = capacity_bytes / GIB
+    dots = table.assign(gib=gib(table["memory_bytes"]), memory=table["memory_bytes"].map(format_memory))
+    capacity = gib(capacity_bytes)
     right = max(capacity * ROOM, float(dots["gib"].max()) if len(dots) else 0.0)
     low, high = _speed_range(dots)
     x = alt.X(

@@ -9,9 +9,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from tpdpdash.charts.canvas import box_layer, finish, path_layer, text_layer, y_sheet
+from tpdpdash.charts.canvas import box_layer, finish, path_layer, text_layer
+from tpdpdash.charts.lanes import left_names, spread
 from tpdpdash.charts.palette import Theme, phase_colors, phase_label, ui_colors
 from tpdpdash.text import t
+from tpdpdash.units import ceil_div
 
 MAX_MARKS = 2000
 """Bars of one timeline; a longer step is shown in windows."""
@@ -45,7 +47,7 @@ def window_of(bars: pd.DataFrame, total_s: float, *, index: int = 0, max_marks: 
     kept = bars[bars["lane"].isin(lanes)].sort_values("start_s", kind="stable").reset_index(drop=True)
     # Neighbouring windows both draw the bars that cross their border, at most one or two a lane.
     room = max(1, max_marks - 2 * len(lanes))
-    num_windows = max(1, -(-len(kept) // room))
+    num_windows = max(1, ceil_div(len(kept), room))
     if num_windows == 1:
         return Window(bars=kept, lanes=lanes, start_s=0.0, end_s=total_s, num_windows=1)
     index = min(max(index, 0), num_windows - 1)
@@ -55,14 +57,6 @@ def window_of(bars: pd.DataFrame, total_s: float, *, index: int = 0, max_marks: 
     inside = kept[(kept["end_s"] > first) & (kept["start_s"] < end)]
     clipped = inside.assign(start_s=inside["start_s"].clip(lower=first), end_s=inside["end_s"].clip(upper=end))
     return Window(bars=clipped, lanes=lanes, start_s=float(first), end_s=end, num_windows=num_windows)
-
-
-def spread(values: Sequence[int], limit: int) -> tuple[int, ...]:
-    """At most `limit` of the values: first, last and evenly spaced ones between."""
-    if len(values) <= limit:
-        return tuple(values)
-    step = (len(values) - 1) / (limit - 1)
-    return tuple(values[round(i * step)] for i in range(limit))
 
 
 def timeline(
@@ -155,22 +149,7 @@ def _lane_names(rows: dict[int, int], names: Sequence[str], height: int, theme: 
     ui = ui_colors(theme)
     texts = [names[lane] if lane < len(names) else t("stage {stage}", stage=lane) for lane in rows]
     table = pd.DataFrame({"y": [row * LANE + 2 + BAR / 2 for row in rows.values()], "text": texts, "color": ui["text"]})
-    return _left_text(table, height)
-
-
-def _left_text(table: pd.DataFrame, height: int) -> Any:
-    """Names at the left of the sheet, in its padding."""
-    return (
-        alt.Chart(table)
-        .mark_text(align="right", baseline="middle", dx=-8)
-        .encode(
-            x=alt.value(0),
-            y=y_sheet("y", height),
-            text="text:N",
-            color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
-        )
-    )
+    return left_names(table, height)
 
 
 def _flight_layers(
@@ -206,6 +185,6 @@ def _flight_layers(
     return [
         area.encode(fillOpacity=alt.value(0.28)),
         path_layer(pd.DataFrame(corners), x=x, height=height, strokeWidth=1.5),
-        _left_text(names, height),
+        left_names(names, height),
         text_layer(notes, x=x, height=height, align="right", baseline="middle"),
     ]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tpdpdash.charts.lanes import spread
 from tpdpdash.charts.palette import MEMORY_ORDER
-from tpdpdash.charts.timeline import spread
 from tpdpdash.cost.result import TIME_PARTS, Estimate
 from tpdpdash.job import Job
 from tpdpdash.layout.layout import Layout
 from tpdpdash.text import t
 from tpdpdash.ui import parts
+from tpdpdash.ui.key_words import layout_word
 from tpdpdash.units import format_count, format_large, format_memory, format_share, format_time
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ PHASE_OF_PART = {
 """Colour of each part of an estimated step; compute has the colour of the forward pass."""
 
 
+def shown_degrees(layout: Layout) -> dict[str, int]:
+    """The degrees that a layout is named by: tp, pp and dp always, the others where they are above 1."""
+    degree_of = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "pp": layout.pp, "dp": layout.dp}
+    return {kind: n for kind, n in degree_of.items() if n > 1 or kind in ("tp", "pp", "dp")}
+
+
 def degrees(layout: Layout, sign: str = " × ") -> str:
     """TP 8 × PP 4 × DP 32; CP and EP only where they are above 1."""
-    named = [("TP", layout.tp), ("CP", layout.cp), ("EP", layout.ep), ("PP", layout.pp), ("DP", layout.dp)]
-    return sign.join(f"{name} {n}" for name, n in named if n > 1 or name in ("TP", "PP", "DP"))
+    return sign.join(f"{layout_word(kind)} {n}" for kind, n in shown_degrees(layout).items())
 
 
 def variant(layout: Layout) -> str:

@@ -12,6 +12,7 @@ import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, pins_of, write_job
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.text import t
 from tpdpdash.ui import access, launch_words, parts, phases_strip, runs_view, services, state, watch_words
 from tpdpdash.ui.live import Look
@@ -72,14 +73,15 @@ def question(job: Job) -> str:
     """What the head says: model and layout (markdown)."""
     layout = job.layout()
     ranks = t("{n} ranks", n=format_count(layout.world_size))
-    return f"{parts.literal(job.name)} · {runs_view.layout_words(layout.layout_id)} = {ranks}"
+    order = "" if layout.rank_order == DEFAULT_RANK_ORDER else " · " + t("order `{o}`", o=layout.rank_order)
+    return f"{parts.literal(job.name)} · {runs_view.layout_words(layout.layout_id)} = {ranks}{order}"
 
 
 def prepared(job: Job, *, rehearse: bool) -> Prepared:
     """The job as it would be started, with its checks; a refusal is part of the answer."""
     try:
         rehearsal = services.rehearsal_of(job) if rehearse else None
-        here = rehearsal.job if rehearsal is not None else services.job_here(job).resolved()
+        here = rehearsal.job if rehearsal is not None else services.runnable_here(job)
         changes = rehearsal.changes if rehearsal is not None else ()
         return Prepared(
             job=here, changes=changes, checks=services.preflight_of(here), faults=(), rehearsal=rehearse, asked=job
@@ -109,29 +111,24 @@ def answer(launch: Prepared) -> None:
         parts.verdict("bad", t("**It would not run:** {why}", why=launch_words.check_words(blocking[0])))
         return
     if not access.may_start():
-        parts.verdict("warning", t("**Ready, but not for you.** {why}", why=not_allowed()))
+        parts.verdict("warning", t("**Ready, but not for you.** {why}", why=parts.literal(access.not_allowed())))
         return
     job = launch.job
     ranks, steps = job.layout().world_size, job.training.steps
     kind = t("CPU ranks over gloo") if job.cluster.device.is_cpu else parts.literal(job.cluster.device.name)
     verb = t("rehearse") if launch.rehearsal else t("run")
-    text = t("**Ready to {verb}: {n} {kind}, {steps} steps.**", verb=verb, n=ranks, kind=kind, steps=steps or 20)
+    text = t("**Ready to {verb}: {n} {kind}, {steps} steps.**", verb=verb, n=ranks, kind=kind, steps=steps)
     if launch.rehearsal:
         text += " " + t("The same groups, schedule and messages, on a shrunken model.")
     detail = t("No GPU is needed. The first step comes after half a minute or more: importing, connecting, building.")
     parts.verdict("good", text, detail if job.cluster.device.is_cpu else "")
 
 
-def not_allowed() -> str:
-    """What stands where Start is disabled for want of the start token."""
-    return t("Only the holder of the start token can launch or stop. Open the address that was printed at start.")
-
-
 def starting(look: Look) -> None:
     """What is certain about the run that was started, and its five phases."""
     found = watch_words.sentence(look)
     parts.verdict(found.kind, found.text, found.detail)
-    with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
+    with parts.card(t("Starting"), phases_strip.caption()):
         phases_strip.strip(look)
 
 
@@ -176,7 +173,7 @@ def _command(launch: Prepared) -> None:
 
 def _changes(launch: Prepared) -> None:
     if not launch.rehearsal:
-        with parts.card(t("What runs"), t("the job as it is, on this machine")):
+        with parts.card(t("What runs"), t("the job as it is, on this machine"), fill=False):
             st.caption(t("Nothing is changed but the cluster. A model of full size needs GPUs that hold it."))
         return
     with parts.card(t("What the rehearsal changes"), t("{n} changes", n=len(launch.changes))):

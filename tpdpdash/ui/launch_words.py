@@ -7,44 +7,30 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tpdpdash.run.preflight import failed
 from tpdpdash.text import t
-from tpdpdash.ui import parts
+from tpdpdash.ui import parts, watch_words
+from tpdpdash.ui.key_words import key_word
 from tpdpdash.units import format_memory
 
 if TYPE_CHECKING:
     from tpdpdash.run.change import Change
     from tpdpdash.run.preflight import Check
 
-_KEY_WORDS = {
-    "model.num_layers": "Layers",
-    "model.hidden_size": "Hidden size",
-    "model.ffn_hidden_size": "MLP size",
-    "model.num_attention_heads": "Attention heads",
-    "model.num_kv_heads": "KV heads",
-    "model.head_dim": "Head width",
-    "model.vocab_size": "Vocabulary",
-    "training.seq_len": "Sequence length",
-    "training.global_batch_size": "Global batch",
-    "training.precision": "Precision",
-    "training.framework": "Framework",
-    "training.steps": "Steps",
-    "cluster.device": "Device",
-    "cluster.nodes": "Nodes",
-    "cluster.devices_per_node": "Devices in a node",
-    "layout.zero_stage": "ZeRO stage",
-    "layout.layers_per_stage": "Layers per stage",
-    "layout.schedule": "Schedule",
-    "layout.num_model_chunks": "Model chunks",
-    "layout.sequence_parallel": "Sequence parallel",
-    "layout.overlap_grad_reduce": "Gradients overlap",
-    "layout.overlap_param_gather": "Parameters overlap",
-    "layout.overlap_tp": "TP messages overlap",
-    **{f"layout.{name}": name.upper() for name in ("tp", "cp", "pp", "dp", "ep")},
-}
 _CHECKS = {
     "layout": "Layout", "world_size": "Ranks", "cores": "Cores", "memory": "Memory", "platform": "System",
-    "torch": "PyTorch", "runs_folder": "Runs folder", "disk": "Disk", "port": "Port",
+    "torch": "PyTorch", "runs_folder": "Runs folder", "disk": "Disk", "devices": "Devices", "fits": "Fit",
 }  # fmt: skip
+_GOOD = {
+    "layout": "every degree divides what it must",
+    "world_size": "{world_size} ranks, one a device",
+    "cores": "{ranks} ranks, {cores} cores",
+    "memory": "{needed} needed of {available} free",
+    "platform": "Linux",
+    "torch": "installed",
+    "runs_folder": "writable",
+    "disk": "{free} free",
+}
 _REASONS = {
     "here": "this machine",
     "shrunken": "shrunken",
@@ -61,28 +47,16 @@ def check_name(check: Check) -> str:
 
 
 def check_words(check: Check) -> str:
-    """What a check found (markdown)."""
+    """What a check found (markdown); what stands against a start is said in the fault's own words."""
+    if check.faults or check.level == "failed":
+        return "; ".join(parts.literal_sentence(fault) for fault in failed([check]))
     v = check.values
-    if check.faults:
-        return "; ".join(parts.literal_sentence(fault) for fault in check.faults)
-    sentences = {
-        "layout": lambda: t("every degree divides what it must"),
-        "world_size": lambda: _world_words(check),
-        "cores": lambda: _cores_words(check),
-        "memory": lambda: t(
-            "{needed} needed of {free} free", needed=format_memory(_real(v, "needed_bytes")),
-            free=format_memory(_real(v, "available_bytes")),
-        ),
-        "platform": lambda: "Linux" if check.level == "ok" else t("runs are for Linux; this is {name}",
-                                                                  name=parts.literal(v.get("platform"))),
-        "torch": lambda: t("installed") if check.level == "ok" else t("not installed in this environment"),
-        "runs_folder": lambda: t("writable") if check.level == "ok" else t("{path} is not writable",
-                                                                           path=parts.literal(v.get("path"))),
-        "disk": lambda: t("{free} free", free=format_memory(_real(v, "free_bytes"))),
-        "port": lambda: t("a free port on 127.0.0.1 is taken at start"),
-    }  # fmt: skip
-    words = sentences.get(check.code)
-    return words() if words else parts.literal(check.code)
+    if check.code == "cores" and check.level == "warning":
+        return t("{ranks} ranks on {cores} cores: {note}", ranks=v.get("ranks"), cores=v.get("cores"),
+                 note=watch_words.shared_cores())  # fmt: skip
+    if check.code == "memory" and _real(v, "available_bytes") is None:
+        return t("{needed} needed; what is free is unknown", needed=format_memory(_real(v, "needed_bytes")))
+    return t(_GOOD[check.code], **_shown_values(v)) if check.code in _GOOD else t("good")
 
 
 def _real(values: Mapping[str, object], name: str) -> float | None:
@@ -90,27 +64,19 @@ def _real(values: Mapping[str, object], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _world_words(check: Check) -> str:
-    v = check.values
-    if check.level == "ok":
-        return t("{n} ranks, one a device", n=v.get("world_size"))
-    return t("{n} ranks need one machine with as many devices; here: {nodes} × {devices}", n=v.get("world_size"),
-             nodes=v.get("nodes"), devices=v.get("devices"))  # fmt: skip
-
-
-def _cores_words(check: Check) -> str:
-    v = check.values
-    if check.level == "ok":
-        return t("{ranks} ranks, {cores} cores", ranks=v.get("ranks"), cores=v.get("cores"))
-    return t("{ranks} ranks on {cores} cores: step times show the order of things, not their speed",
-             ranks=v.get("ranks"), cores=v.get("cores"))  # fmt: skip
+def _shown_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Bytes as people write them, everything else as it is."""
+    return {
+        name.removesuffix("_bytes"): format_memory(_real(values, name)) if name.endswith("_bytes") else value
+        for name, value in values.items()
+    }
 
 
 def changes_table(changes: Sequence[Change]) -> pd.DataFrame:
     """Each change of a rehearsal: what was asked, what runs and why (cells are markdown)."""
     rows = [
         {
-            "": t(_KEY_WORDS[change.key]) if change.key in _KEY_WORDS else parts.literal(change.key.partition(".")[2]),
+            "": key_word(change.key),
             t("Asked"): f":gray[{parts.literal(_shown(change.asked))}]",
             t("Rehearsed"): f"**{parts.literal(_shown(change.rehearsed))}** :small[:gray[{_reason(change)}]]",
         }

@@ -6,12 +6,13 @@ import re
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.layout.layout import Layout
+from tpdpdash.ui.key_words import layout_word
 
 _CODES: tuple[tuple[str, str], ...] = (
     ("tp", "tp"), ("cp", "cp"), ("ep", "ep"), ("etp", "etp"), ("pp", "pp"), ("dp", "dp"),
     ("v", "num_model_chunks"), ("mb", "micro_batch_size"), ("z", "zero_stage"), ("shard", "dp_shard_size"),
 )  # fmt: skip
-_KEY_OF_CODE = dict(_CODES)
+KEY_OF_CODE = dict(_CODES)
 
 
 def layout_code(layout: Layout) -> str:
@@ -44,8 +45,14 @@ def pins_of_code(code: str) -> dict[str, object]:
             pins["recompute"] = part
         elif part in ("sp", "nosp"):
             pins["sequence_parallel"] = part == "sp"
-        elif match and match[1] in _KEY_OF_CODE:
-            pins[_KEY_OF_CODE[match[1]]] = int(match[2])
+        elif match and match[1] in KEY_OF_CODE:
+            pins[KEY_OF_CODE[match[1]]] = int(match[2])
         else:
             raise InvalidInputError([Fault(code="unknown_layout_code", field="layout", value=code)])
     return pins
+
+
+def id_words(layout_id: str) -> str:
+    """A run's layout_id, "tp2-pp2-dp2", as people write it: TP 2 × PP 2 × DP 2; anything else as it is."""
+    found = [re.fullmatch(r"(tp|cp|ep|pp|dp)(\d+)", part) for part in layout_id.split("-")]
+    return " × ".join(f"{layout_word(part[1])} {part[2]}" for part in found if part) or layout_id

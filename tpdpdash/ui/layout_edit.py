@@ -10,39 +10,31 @@ from streamlit.delta_generator import DeltaGenerator
 from tpdpdash.job import Job
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, Layout
 from tpdpdash.layout.resolve import draft_layout
+from tpdpdash.layout.world import MAX_DEGREE
 from tpdpdash.text import t
 from tpdpdash.ui import services, state
+from tpdpdash.ui.key_words import layout_word
+from tpdpdash.ui.layout_code import KEY_OF_CODE
 
 ORDERS = (DEFAULT_RANK_ORDER, "tp-cp-ep-pp-dp", "tp-cp-pp-ep-dp", "dp-tp-cp-ep-pp", "pp-dp-cp-ep-tp")
 """Rank orders that are offered; the address takes any."""
-CODES = {
-    "tp": "tp",
-    "cp": "cp",
-    "ep": "ep",
-    "pp": "pp",
-    "mb": "micro_batch_size",
-    "v": "num_model_chunks",
-    "z": "zero_stage",
-}
-MAX_DEGREE = 100_000
+EDITED = ("tp", "cp", "ep", "pp", "mb", "v", "z")
+"""Codes of the keys that can be typed, in this order."""
 
 
 def asked_job(view: state.JobState) -> Job:
-    """The Job of the layout in the address, else of the plan's best one, else of the pins; with the order=… of the
-    address. Raises InvalidInputError."""
-    order = st.query_params.get("order", DEFAULT_RANK_ORDER)
-    job = state.chosen_job(view) or _best_job(view)
-    if order == DEFAULT_RANK_ORDER:
+    """The Job of the layout in the address, else of the plan's best one, else of the pins, in the address's order.
+
+    Raises InvalidInputError.
+    """
+    job = state.chosen_job(view)
+    if job is not None:
         return job
-    return replace(job, pins=replace(job.pins, rank_order=order))
-
-
-def _best_job(view: state.JobState) -> Job:
     job = state.job(view)
-    best = services.plan_for(job).best
+    best = services.best_layout(job)
     if best is None:
-        return job
-    return state.chosen_job(replace(view, layout=state.layout_code(best.layout))) or job
+        return replace(job, pins=replace(job.pins, rank_order=view.order))
+    return state.chosen_job(replace(view, layout=state.layout_code(best))) or job
 
 
 def draft(job: Job) -> Layout:
@@ -59,30 +51,27 @@ def rank_choice(place: DeltaGenerator, world_size: int) -> None:
 
 
 def order_choice(place: DeltaGenerator) -> None:
-    """The rank order: in the address as order=…"""
-    asked = st.query_params.get("order", DEFAULT_RANK_ORDER)
+    """The rank order."""
+    asked = state.read_job_state().order
     options = ORDERS if asked in ORDERS else (*ORDERS, asked)
-    choice = state.choice("order", options, DEFAULT_RANK_ORDER)
-    place.selectbox(t("Order"), label_visibility="collapsed", width=190, **choice)
+    place.selectbox(t("Order"), options, label_visibility="collapsed", width=190, **state.bound("order"))
 
 
 def degree_widgets(layout: Layout) -> None:
     """Number inputs for every degree; a change writes the whole layout to the address. DP follows from the world."""
     grid = st.grid(columns=4, min_column_width=110)
-    labels = {
-        "tp": "TP", "cp": "CP", "ep": "EP", "pp": "PP", "mb": t("Micro-batch"), "v": t("Chunks"), "z": "ZeRO",
-    }  # fmt: skip
-    for code, field in CODES.items():
+    for code in EDITED:
+        field = KEY_OF_CODE[code]
         st.session_state[f"edit-{code}"] = getattr(layout, field)
         low, high = (0, 3) if code == "z" else (1, MAX_DEGREE)
-        grid.number_input(labels[code], low, high, key=f"edit-{code}", on_change=_take)
+        grid.number_input(layout_word(field), low, high, key=f"edit-{code}", on_change=_take)
     st.session_state["edit-recompute"] = layout.recompute
     grid.selectbox(t("Recompute"), RECOMPUTES, key="edit-recompute", on_change=_take)
     st.caption(t("DP = devices / (TP × CP × PP); the rest keeps its default."))
 
 
 def _take() -> None:
-    parts = [f"{code}{int(st.session_state[f'edit-{code}'])}" for code in CODES]
+    parts = [f"{code}{int(st.session_state[f'edit-{code}'])}" for code in EDITED]
     recompute = st.session_state["edit-recompute"]
     if recompute != "none":
         parts.append(recompute)

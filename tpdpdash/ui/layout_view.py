@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from tpdpdash.charts.rank_map import RankMap, shown_nodes
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.job import Job
+from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.groups import coordinates, groups_of, nodes_of
 from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.placement import domain_block, group_size, members_per_block
 from tpdpdash.text import t
 from tpdpdash.ui import parts
-from tpdpdash.ui.estimate_view import cluster_name, product, variant
+from tpdpdash.ui.estimate_view import cluster_name, product, shown_degrees, variant
 from tpdpdash.units import format_count
 
 KINDS = ("tp", "cp", "ep", "dp", "pp")
@@ -40,8 +42,7 @@ class RankGroup:
 def layout_groups(layout: Layout) -> dict[str, list[list[int]]]:
     """Every group of the kinds whose degree is above 1; TP, DP and PP always."""
     groups = groups_of(layout)
-    degrees = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp, "pp": layout.pp}
-    return {kind: groups[kind] for kind in KINDS if degrees[kind] > 1 or kind in ("tp", "dp", "pp")}
+    return {kind: groups[kind] for kind in KINDS if kind in shown_degrees(layout)}
 
 
 def rank_groups_of(groups: dict[str, list[list[int]]], rank: int, devices_per_node: int) -> list[RankGroup]:
@@ -83,7 +84,7 @@ def _stages_of(layout: Layout, node: int, devices_per_node: int) -> str:
     return t("stages {stages}", stages=shown)
 
 
-def group_texts(groups: Sequence[RankGroup], cluster: ClusterSpec) -> list[tuple[str, str, str]]:
+def group_texts(layout: Layout, groups: Sequence[RankGroup], cluster: ClusterSpec) -> list[tuple[str, str, str]]:
     """(kind, "group 5 of 16 · NVLink", members) of the groups with more than one member."""
     texts = []
     for group in groups:
@@ -91,14 +92,17 @@ def group_texts(groups: Sequence[RankGroup], cluster: ClusterSpec) -> list[tuple
             continue
         place = t("node {node}", node=group.nodes[0]) if len(group.nodes) == 1 else _node_list(group.nodes)
         title = t("group {index} of {count}", index=group.index, count=group.count)
-        texts.append((group.kind, f"{title} · {place} · {link_name(group, cluster)}", members(group.ranks)))
+        texts.append(
+            (group.kind, f"{title} · {place} · {link_name(layout, group.kind, cluster)}", members(group.ranks))
+        )
     return texts
 
 
-def link_name(group: RankGroup, cluster: ClusterSpec) -> str:
-    """The link that the group really crosses: the scale-up link inside a domain, the network between domains."""
-    domains = {rank // cluster.scale_up_domain_size for rank in group.ranks}
-    return cluster.scale_up.name if len(domains) == 1 else cluster.network.name
+def link_name(layout: Layout, kind: str, cluster: ClusterSpec) -> str:
+    """The link that groups of this kind cross, by the rule that prices them: the network where any leaves a domain."""
+    columns = LayoutColumns.from_layouts([layout])
+    inside = members_per_block(columns, kind, domain_block(cluster))
+    return (cluster.network if inside[0] < group_size(columns, kind)[0] else cluster.scale_up).name
 
 
 def _node_list(nodes: Sequence[int]) -> str:
@@ -165,8 +169,7 @@ def map_caption(shown: int, world_size: int, rank: int) -> str:
 def rank_caption(layout: Layout, cluster: ClusterSpec, rank: int) -> str:
     """node 2, GPU 5 · tp 1, dp 1, pp 1."""
     at = coordinates(layout, rank).as_dict()
-    degrees_of = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp, "pp": layout.pp}
-    places = ", ".join(f"{kind} {at[kind]}" for kind, n in degrees_of.items() if n > 1 or kind in ("tp", "dp", "pp"))
+    places = ", ".join(f"{kind} {at[kind]}" for kind in KINDS if kind in shown_degrees(layout))
     node, slot = divmod(rank, cluster.devices_per_node)
     word = t("rank") if cluster.device.is_cpu else "GPU"
     return t("node {node}, {word} {slot} · {places}", node=node, word=word, slot=slot, places=places)

@@ -15,13 +15,17 @@ from tpdpdash.telemetry.analysis import RankPhases, StepBand
 from tpdpdash.telemetry.reader import RankInfo, Telemetry
 from tpdpdash.telemetry.record import PHASES
 from tpdpdash.text import t
-from tpdpdash.units import GIB, format_memory, format_share, format_time
+from tpdpdash.units import ceil_div, format_difference, format_memory, format_share, format_time, gib
 
 MAX_POINTS = 300
 MAX_BAR_RANKS = 32
 MAX_LANES = 16
 MAX_TIMELINE_BARS = 500
 SMOOTHING = 0.85
+NUMBERED_FRAC = 0.03
+"""Share of the step from which on a bar has room for its number."""
+Action = tuple[str, int, int, float, float]
+"""F or B, stage, microbatch, start and duration in seconds."""
 Floats = NDArray[np.float64]
 
 
@@ -52,13 +56,19 @@ def step_time_table(band: StepBand, window: int | None, predicted_s: float | Non
     return pd.concat([table, ends.astype({"step": np.int32})], ignore_index=True)
 
 
-def heat_table(telemetry: Telemetry, window: int | None, theme: Theme, chosen: int | None) -> pd.DataFrame:
-    """For charts.live.heat_spec: own work of each rank above the median of its stage, as one image."""
-    ratio = analysis.own_work_ratio(telemetry)[:, -window if window else None :]
-    steps = telemetry.steps[-window if window else None :]
-    png = palette_png(heat_levels(pooled_rows(ratio - 1)), heat_ramp(theme))
+def excess_work(telemetry: Telemetry, window: int | None) -> Floats:
+    """(R, S) own work of each rank above the median of its stage, as a share, in the last steps."""
+    excess: Floats = analysis.own_work_ratio(telemetry)[:, -window if window else None :] - 1
+    return excess
+
+
+def heat_table(telemetry: Telemetry, excess: Floats, noise: float, theme: Theme, chosen: int | None) -> pd.DataFrame:
+    """For charts.live.heat_spec: what of `excess_work` stands out of its noise, as one image."""
+    steps = telemetry.steps[-excess.shape[1] :]
+    pooled = pooled_rows(excess)
+    png = palette_png(heat_levels(np.where(pooled < noise, 0.0, pooled)), heat_ramp(theme))
     edges = {"first_step": steps[0] - 0.5, "last_step": steps[-1] + 0.5}
-    rows = [{"kind": "image", "url": data_uri(png), **edges, "first_row": -0.5, "last_row": len(ratio) - 0.5}]
+    rows = [{"kind": "image", "url": data_uri(png), **edges, "first_row": -0.5, "last_row": len(excess) - 0.5}]
     if chosen is not None:
         rows.append({"kind": "chosen", "url": "", **edges, "first_row": chosen - 0.5, "last_row": chosen + 0.5})
     return pd.DataFrame(rows)
@@ -98,18 +108,19 @@ def occurring(phases: RankPhases) -> set[str]:
     return seen | ({"idle"} if np.nansum(phases.total_waiting_s) > 0 else set())
 
 
-def heat_legend(theme: Theme) -> tuple[dict[str, Fill], dict[str, str]]:
-    """Colours and labels of the heat map's ramp."""
-    edges = [t("median"), *(f"+ {100 * edge:.0f}" for edge in LEVEL_EDGES[:-1]), f"+ {100 * LEVEL_EDGES[-1]:.0f} %"]
+def heat_legend(theme: Theme, noise: float) -> tuple[dict[str, Fill], dict[str, str]]:
+    """Colours and labels of the heat map's ramp, without those that are below the noise."""
+    edges = [t("median, or noise"), *map(format_difference, LEVEL_EDGES)]
+    shown = [0, *(i + 1 for i, edge in enumerate(LEVEL_EDGES) if [*LEVEL_EDGES, np.inf][i + 1] > noise)]
     fills = {str(i): Fill(fill=color, outline=color, on=color, text=color) for i, color in enumerate(heat_ramp(theme))}
-    return fills, {str(i): edge for i, edge in enumerate(edges)}
+    return fills, {str(i): edges[i] for i in shown}
 
 
 def pooled_note(num_ranks: int) -> str:
     """What the heat map says of itself when a row stands for several ranks."""
     if num_ranks <= MAX_HEAT_ROWS:
         return ""
-    rows = -(-num_ranks // -(-num_ranks // MAX_HEAT_ROWS))
+    rows = ceil_div(num_ranks, ceil_div(num_ranks, MAX_HEAT_ROWS))
     return t("{ranks} ranks as {rows} rows; each row shows its slowest rank.", ranks=f"{num_ranks:,}", rows=rows)
 
 
@@ -155,36 +166,42 @@ def summary_table(phases: RankPhases, ranks: Sequence[int], infos: Mapping[int, 
 
 
 def timeline_table(
-    actions: Mapping[int, Sequence[tuple[str, int, int, float, float]]], infos: Mapping[int, RankInfo], theme: Theme
+    actions: Mapping[int, Sequence[Action]], infos: Mapping[int, RankInfo], theme: Theme
 ) -> pd.DataFrame:
     """For charts.live.timeline_spec: forward and backward of each microbatch, in the lanes of `lanes_of`."""
     colors = phase_colors(theme)
     lanes = list(actions)
     most = MAX_TIMELINE_BARS // max(1, 2 * len(lanes))
     total = max((start + length for rank in lanes for *_, start, length in actions[rank]), default=1.0)
-    rows = []
+    rows: list[dict[str, object]] = []
     for rank in lanes:
         name = rank_name(rank, infos.get(rank))
         idle = {"kind": "bar", "row": name, "x": 0.0, "x2": total, "label": t("waiting and messages"), "shown": ""}
         rows.append(idle | {"fill": colors["idle"].fill, "outline": colors["idle"].outline})
-        for kind, stage, microbatch, start, length in actions[rank][:most]:
-            fill = colors["forward" if kind == "F" else "backward"]
-            word = t("forward") if kind == "F" else t("backward")
-            what = t("{what} of microbatch {m}, stage {stage}", what=word, m=microbatch, stage=stage)
-            place = {"row": name, "x": start, "x2": start + length, "label": what, "shown": format_time(length)}
-            rows.append({"kind": "bar", **place, "fill": fill.fill, "outline": fill.fill})
-            if length > 0.03 * total:
-                rows.append(
-                    {"kind": "number", "row": name, "x": start + length / 2, "label": str(microbatch), "fill": fill.on}
-                )
+        rows += action_rows(name, actions[rank][:most], total, theme)
     return pd.DataFrame(rows, columns=["kind", "row", "x", "x2", "fill", "outline", "label", "shown"])
 
 
+def action_rows(name: str, actions: Sequence[Action], total_s: float, theme: Theme) -> list[dict[str, object]]:
+    """The bars of one lane, and the microbatch's number on those that are wide enough for it."""
+    colors, rows = phase_colors(theme), []
+    for kind, stage, microbatch, start, length in actions:
+        phase = "forward" if kind == "F" else "backward"
+        fill = colors[phase]
+        what = t("{what} of microbatch {m}, stage {stage}", what=phase_word(phase), m=microbatch, stage=stage)
+        place = {"row": name, "x": start, "x2": start + length, "label": what, "shown": format_time(length)}
+        rows.append({"kind": "bar", **place, "fill": fill.fill, "outline": fill.fill})
+        if length > NUMBERED_FRAC * total_s:
+            middle = {"row": name, "x": start + length / 2, "label": str(microbatch), "fill": fill.on}
+            rows.append({"kind": "number", **middle})
+    return rows
+
+
 def lanes_of(
-    actions: Mapping[int, Sequence[tuple[str, int, int, float, float]]],
+    actions: Mapping[int, Sequence[Action]],
     infos: Mapping[int, RankInfo],
     chosen: int | None,
-) -> dict[int, Sequence[tuple[str, int, int, float, float]]]:
+) -> dict[int, Sequence[Action]]:
     """The ranks whose lanes are drawn, by stage: all, or the chosen one's and the first of each stage."""
     order = sorted(actions, key=lambda rank: (infos[rank].coords.get("pp", 0) if rank in infos else 0, rank))
     if len(order) > MAX_LANES:
@@ -212,7 +229,12 @@ def loss_table(telemetry: Telemetry) -> pd.DataFrame:
 
 
 def memory_table(
-    telemetry: Telemetry, ranks: Sequence[int], theme: Theme, stage_bytes: Sequence[float], capacity_bytes: float | None
+    telemetry: Telemetry,
+    ranks: Sequence[int],
+    theme: Theme,
+    stage_bytes: Sequence[float],
+    capacity_bytes: float | None,
+    limit_text: str,
 ) -> pd.DataFrame:
     """For charts.live.memory_spec: the most that each rank held, the prediction of its stage, what there is."""
     ui = ui_colors(theme)
@@ -223,13 +245,13 @@ def memory_table(
         name = rank_name(rank, telemetry.ranks.get(rank))
         held = float(peak[rank])
         shown = format_memory(held) if np.isfinite(held) else t("unknown")
-        length = max(held, 0.0) / GIB if np.isfinite(held) else 0.0
+        length = gib(max(held, 0.0)) if np.isfinite(held) else 0.0
         place = {"kind": "bar", "row": name, "x": 0.0, "x2": length, "label": t("peak"), "shown": shown}
         rows.append({**place, "fill": ui["axis"], "outline": ui["axis"]})
         info = telemetry.ranks.get(rank)
         stage = info.coords.get("pp", 0) if info else -1
         if 0 <= stage < len(stage_bytes):
-            rows.append({"kind": "predicted", "row": name, "x": stage_bytes[stage] / GIB})
+            rows.append({"kind": "predicted", "row": name, "x": gib(stage_bytes[stage])})
     if capacity_bytes is not None:
-        rows.append({"kind": "limit", "x": capacity_bytes / GIB})
+        rows.append({"kind": "limit", "x": gib(capacity_bytes), "label": limit_text})
     return pd.DataFrame(rows, columns=["kind", "row", "x", "x2", "fill", "outline", "label", "shown"])

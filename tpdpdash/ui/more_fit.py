@@ -13,15 +13,12 @@ from tpdpdash.job import Job
 from tpdpdash.text import t
 from tpdpdash.ui import services
 from tpdpdash.ui.estimate_view import device_word
+from tpdpdash.ui.key_words import layout_word
 from tpdpdash.units import MINUS, format_count, format_difference, format_large
 
 if TYPE_CHECKING:
     from tpdpdash.search.plan import Plan
 
-PIN_WORDS = {
-    "tp": "TP", "pp": "PP", "dp": "DP", "cp": "CP", "ep": "EP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch",
-    "num_model_chunks": "chunks", "recompute": "recompute",
-}  # fmt: skip
 MOST_NODES_FACTOR = 64
 
 
@@ -39,8 +36,7 @@ def changes(job: Job, *, is_legal: bool) -> Iterator[Change]:
     """Every pin let go; and, when layouts are legal but too large, smaller states and more nodes."""
     given = job.pins.given()
     for name, value in given.items():
-        word = PIN_WORDS.get(name, name)
-        text = t("{name} free instead of {value}", name=word, value=value)
+        text = t("{name} free instead of {value}", name=layout_word(name), value=value)
         yield Change(text=text, job=replace(job, pins=replace(job.pins, **{name: None})))
     if not is_legal:
         return

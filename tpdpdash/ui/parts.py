@@ -148,9 +148,12 @@ def cards(metrics: Sequence[Metric]) -> None:
 
 
 @contextmanager
-def card(title: str, caption: str = "", *, key: str | None = None) -> Iterator[DeltaGenerator]:
-    """A bordered container with a title, a grey caption, and a place at its right for controls (what is yielded)."""
-    with st.container(border=True, key=key, height="stretch"):
+def card(title: str, caption: str = "", *, key: str | None = None, fill: bool = True) -> Iterator[DeltaGenerator]:
+    """A bordered container with a title, a grey caption, and a place at its right for controls (what is yielded).
+
+    `fill`: as high as its row; else as its content.
+    """
+    with st.container(border=True, key=key, height="stretch" if fill else "content"):
         head = st.container(horizontal=True, vertical_alignment="center", gap="small")
         head.subheader(title, anchor=False, width="content")
         head.caption(caption, width="stretch")

@@ -61,6 +61,11 @@ def _phase(name: str, index: int, starts: Mapping[str, Mapping[int, float]], loo
     return Reached(name=name, ranks=ranks, done=done, seconds=seconds)
 
 
+def caption() -> str:
+    """What the card says of itself."""
+    return t("five phases, each with the ranks that have reached it")
+
+
 def strip(look: Look) -> None:
     """The phases beside each other."""
     columns = st.columns(len(PHASES))

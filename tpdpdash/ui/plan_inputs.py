@@ -5,17 +5,19 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from tpdpdash.cluster.describe import MAX_DEVICES_PER_NODE, MAX_NODES
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.layout.batch_rules import MAX_GLOBAL_BATCH_SIZE, MAX_SEQ_LEN
 from tpdpdash.layout.layout import RECOMPUTES
 from tpdpdash.model.presets import preset_names
 from tpdpdash.text import t
 from tpdpdash.training import FRAMEWORKS
 from tpdpdash.ui import parts, services, state, uploads
+from tpdpdash.ui.key_words import layout_word
+from tpdpdash.units import BILLION
 
-BILLION = 1e9
-"""Tokens are typed in billions and kept as tokens."""
 POWERS = tuple(2**i for i in range(11))
-PINS = {"tp": "TP", "pp": "PP", "dp": "DP", "zero_stage": "ZeRO", "micro_batch_size": "micro-batch"}
+PINS = ("tp", "pp", "dp", "zero_stage", "micro_batch_size")
 WIDE_PINS = {"micro_batch_size": 142, "recompute": 150}
 PIN_PX, CLEAR_PX = 103, 22
 _UPLOAD, _UPLOAD_FAULTS, _UPLOAD_NAMES = "config-upload", "config-upload-faults", "config-upload-names"
@@ -41,10 +43,10 @@ def _fields(view: state.JobState) -> None:
     grid.selectbox(t("Model"), (*models, *unknown), format_func=_model_name, **state.bound("model"))
     devices = services.device_names()
     grid.selectbox("GPU", devices if view.device in devices else (*devices, view.device), **state.bound("device"))
-    grid.number_input(t("Nodes"), 1, 100_000, placeholder=t("as detected"), **state.bound("nodes"))
-    grid.number_input(t("GPUs per node"), 1, 1024, placeholder=t("as listed"), **state.bound("gpus"))
-    grid.number_input(t("Sequence length"), 1, 16_777_216, **state.bound("seq"))
-    grid.number_input(t("Global batch"), 1, 10_000_000, **state.bound("batch"))
+    grid.number_input(t("Nodes"), 1, MAX_NODES, placeholder=t("as detected"), **state.bound("nodes"))
+    grid.number_input(t("GPUs per node"), 1, MAX_DEVICES_PER_NODE, placeholder=t("as listed"), **state.bound("gpus"))
+    grid.number_input(t("Sequence length"), 1, MAX_SEQ_LEN, **state.bound("seq"))
+    grid.number_input(t("Global batch"), 1, MAX_GLOBAL_BATCH_SIZE, **state.bound("batch"))
     st.session_state[_TOKENS] = None if view.tokens is None else view.tokens / BILLION
     grid.number_input(
         t("Train for, B tokens"), min_value=0.001, step=100.0, format="%g", key=_TOKENS, on_change=_take_tokens,
@@ -66,23 +68,24 @@ def _pins(view: state.JobState) -> None:
     """Pins: an empty one is searched. At the right the upload of a config.json."""
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     row.markdown(f":gray[:small[{t('Pin a degree')}]]", width="content")
-    for field, label in PINS.items():
-        _pin(row, view, field, label)
+    for field in PINS:
+        _pin(row, view, field)
     row.selectbox(
-        t("recompute"),
+        layout_word("recompute"),
         RECOMPUTES,
         index=None,
-        placeholder=t("recompute any"),
+        placeholder=t("Recompute any"),
         label_visibility="collapsed",
         width=WIDE_PINS["recompute"] + (0 if view.recompute is None else CLEAR_PX),
-        format_func=lambda kind: t("recompute {kind}", kind=kind),
+        format_func=lambda kind: t("Recompute {kind}", kind=kind),
         **state.bound("recompute"),
     )
     with row.popover("config.json", icon=":material/upload:"):
         st.file_uploader(t("Drop a Hugging Face config.json here"), type="json", key=_UPLOAD, on_change=_take_upload)
 
 
-def _pin(row: DeltaGenerator, view: state.JobState, field: str, label: str) -> None:
+def _pin(row: DeltaGenerator, view: state.JobState, field: str) -> None:
+    label = layout_word(field)
     options = (0, 1, 2, 3) if field == "zero_stage" else POWERS
     value = getattr(view, field)
     shown = options if value is None or value in options else tuple(sorted({*options, value}))

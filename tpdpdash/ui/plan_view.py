@@ -11,15 +11,15 @@ import pandas as pd
 import streamlit as st
 
 from tpdpdash.cost.result import TIME_PARTS, Estimate
-from tpdpdash.faults import InvalidInputError
+from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, write_job
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.text import t
 from tpdpdash.ui import parts, services, state
 from tpdpdash.ui.estimate_view import cluster_name, degrees, device_word, fullest_stage, variant
 from tpdpdash.ui.parts import Metric
 from tpdpdash.units import (
     DAY_S,
-    GIB,
     format_count,
     format_difference,
     format_energy,
@@ -29,6 +29,7 @@ from tpdpdash.units import (
     format_money,
     format_share,
     format_time,
+    gib,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def best_sentence(best: Estimate, job: Job) -> str:
 
 def runner_up_sentence(ranked: Estimates, rows: NDArray[np.intp]) -> str:
     """By how much the next degrees are slower, and that no error is known."""
-    unknown = t("No error known yet: nothing here has been held against a measured run.")
+    unknown = t("No error is known yet for this layout.")
     if len(rows) < 2:
         return t("No other TP × PP × DP fits.") + " " + unknown
     second = ranked.columns.layout(int(rows[1]))
@@ -137,13 +138,13 @@ def chosen(ranked: Estimates, rows: NDArray[np.intp], codes: list[str], view: st
 
     Anything else gives way to the best layout, in the address too.
     """
-    if view.layout in codes:
+    if view.layout in codes and view.order == DEFAULT_RANK_ORDER:
         position = codes.index(view.layout)
         return position, ranked.row(int(rows[position]))
     estimate = _typed(view)
     if estimate is not None and _name(estimate) in names_of(ranked, rows):
         return names_of(ranked, rows).index(_name(estimate)), estimate
-    state.update(layout=codes[0])
+    state.choose_layout(codes[0])
     return 0, ranked.row(int(rows[0]))
 
 
@@ -152,7 +153,10 @@ def _typed(view: state.JobState) -> Estimate | None:
     try:
         job = state.chosen_job(view)
         return None if job is None else services.estimate_for(job)
-    except InvalidInputError:
+    except InvalidInputError as wrong:
+        told = Fault(code="address_layout_not_possible", field="layout", value=view.layout)
+        state.tell((told, *wrong.faults))
+        parts.faults((told, *wrong.faults), "info")
         return None
 
 
@@ -163,7 +167,10 @@ def follow_inputs(view: state.JobState, job: Job, best: str) -> state.JobState:
     """
     before = st.session_state.get(_LAST_PLAN)
     st.session_state[_LAST_PLAN] = signature(job)
-    return state.update(layout=best) if before not in (None, signature(job)) else view
+    if before in (None, signature(job)):
+        return view
+    state.choose_layout(best)
+    return state.read_job_state()
 
 
 def _name(estimate: Estimate) -> str:
@@ -180,7 +187,7 @@ def ranked_table(ranked: Estimates, rows: NDArray[np.intp], job: Job) -> pd.Data
             "#": range(1, len(rows) + 1),
             t("Layout"): [degrees(layout, " · ") for layout in layouts],
             t("Tokens/s per {device}", device=device): ranked.throughput.tokens_per_s_per_device[rows],
-            t("Memory, GiB"): ranked.peak_bytes[rows] / GIB,
+            t("Memory, GiB"): gib(ranked.peak_bytes[rows]),
             t("Step time"): [format_time(float(s)) for s in ranked.step_s[rows]],
             "MFU": [format_share(float(mfu)) for mfu in ranked.throughput.mfu[rows]],
             t("Bubble"): [format_share(float(share)) for share in bubble[rows]],
@@ -258,7 +265,7 @@ def bar_limits(ranked: Estimates, job: Job) -> dict[str, float]:
     """The full length of each bar in the table: the fastest layout, and the memory that can be used."""
     return {
         t("Tokens/s per {device}", device=device_word(job)): float(ranked.throughput.tokens_per_s_per_device.max()),
-        t("Memory, GiB"): ranked.capacity_bytes / GIB,
+        t("Memory, GiB"): gib(ranked.capacity_bytes),
     }
 
 

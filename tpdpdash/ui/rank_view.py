@@ -8,7 +8,7 @@ import pandas as pd
 
 from tpdpdash.charts.pictures import Split
 from tpdpdash.cost.frameworks import framework_habits
-from tpdpdash.cost.memory import stage_parameters
+from tpdpdash.cost.memory import shard_sizes, stage_parameters
 from tpdpdash.cost.stages import stage_kinds
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import LayoutColumns
@@ -55,20 +55,20 @@ def holdings(
     rows = [
         (t("Layers"), _layers_text(layout, at.pp, model.num_layers)),
         (t("Attention"), _heads_text(model, layout.tp, at.tp)),
-        (t("MLP"), _mlp_text(model, layout, at.tp, at.ep)),
+        *_mlp_rows(model, layout, at.pp, at.tp, at.ep),
         (t("Data"), t(
             "sequences {span} of {total}, in {count} microbatches",
             span=_span(at.dp * per_replica, per_replica), total=format_count(training.global_batch_size),
             count=format_count(layout.num_microbatches(training.global_batch_size)),
         )),
         (t("Parameters"), t("{held} of {total}", held=format_large(parameters), total=format_large(total))),
-        (t("Optimizer"), _optimizer_text(layout)),
+        (t("Optimizer"), _optimizer_text(layout, model)),
     ]  # fmt: skip
     if layout.cp > 1:
         half = training.seq_len // (2 * layout.cp)
         spans = [_span(at.cp * half, half), _span((2 * layout.cp - 1 - at.cp) * half, half)]
         text = t("tokens {first} and {second} of {total}", first=spans[0], second=spans[1], total=training.seq_len)
-        rows.insert(4, (t("Sequence"), text))
+        rows.insert(-2, (t("Sequence"), text))
     return rows
 
 
@@ -91,21 +91,43 @@ def _heads_text(model: ModelSpec, tp: int, index: int) -> str:
     return f"{text}, " + t("KV heads {span} of {total}", span=_span(first, kv), total=model.num_kv_heads)
 
 
-def _mlp_text(model: ModelSpec, layout: Layout, index: int, expert_index: int) -> str:
-    if model.is_moe:
+def _mlp_rows(model: ModelSpec, layout: Layout, stage: int, index: int, expert_index: int) -> list[tuple[str, str]]:
+    """What it holds of the MLPs of its layers: dense ones, routed experts, shared experts."""
+    layers = [layer for first, last in held_layers(layout, stage) for layer in range(first, last + 1)]
+    is_moe = {model.is_moe_layer(layer) for layer in layers}
+    rows = []
+    if False in is_moe or not layers:
+        rows.append((t("MLP"), _columns_text(model, model.ffn_hidden_size, layout.tp, index)))
+    if True in is_moe:
         experts = model.num_experts // layout.ep
         span = _span(expert_index * experts, experts)
-        return t("experts {span} of {total} in each layer", span=span, total=model.num_experts)
-    columns = model.ffn_hidden_size // layout.tp
+        of = t("{span} of {total} in each MoE layer", span=span, total=format_count(model.num_experts))
+        cut = t("; 1/{etp} of each", etp=layout.etp) if layout.etp > 1 else ""
+        rows.append((t("Experts"), of + cut))
+        if model.shared_expert_ffn_hidden_size:
+            width = model.shared_expert_ffn_hidden_size
+            rows.append((t("Shared experts"), _columns_text(model, width, layout.tp, index)))
+    return rows
+
+
+def _columns_text(model: ModelSpec, width: int, tp: int, index: int) -> str:
+    columns = width // tp
     names = t("columns of W₁, W₃, rows of W₂") if model.gated_mlp else t("columns of W₁, rows of W₂")
     span = _span(index * columns, columns)
-    return t("{span} of {total} ({names})", span=span, total=format_count(model.ffn_hidden_size), names=names)
+    return t("{span} of {total} ({names})", span=span, total=format_count(width), names=names)
 
 
-def _optimizer_text(layout: Layout) -> str:
-    if layout.zero_stage == 0 or layout.dp_shard_size == 1:
-        return t("all states of its parameters")
-    return t("1/{size} of its parameters' states (ZeRO {stage})", size=layout.dp_shard_size, stage=layout.zero_stage)
+def _optimizer_text(layout: Layout, model: ModelSpec) -> str:
+    """What ZeRO leaves on this rank, by the sizes that the memory is computed with."""
+    dense, experts = (int(size[0]) for size in shard_sizes(LayoutColumns.from_layouts([layout])))
+    whole = t("all states of its parameters")
+    if layout.zero_stage == 0:
+        return whole
+    part = t("1/{size} of its parameters' states", size=dense) if dense > 1 else whole
+    if model.is_moe and experts != dense:
+        of_experts = t("1/{size} of its experts'", size=experts) if experts > 1 else t("all of its experts'")
+        part = f"{part}, {of_experts}"
+    return t("{part} (ZeRO {stage})", part=part, stage=layout.zero_stage)
 
 
 def rank_parameters(job: Job, layout: Layout, rank: int) -> tuple[float, float]:
@@ -128,11 +150,14 @@ def weight_pictures(layout: Layout, model: ModelSpec, rank: int) -> list[Split]:
     slices = [f"t{i}" for i in range(layout.tp)]
     heads = model.num_attention_heads // layout.tp
     up = t("W₁, W₃: columns") if model.gated_mlp else t("W₁: columns")
+    down = t("W₂: rows")
+    if model.is_moe:
+        up, down = t("{what}, dense and shared", what=up), t("{what}, dense and shared", what=down)
     spans = [_span(i * heads, heads) for i in range(layout.tp)]
     return [
         Split(title=up, direction="columns", labels=slices, chosen=(index,)),
         Split(
-            title=t("W₂: rows"),
+            title=down,
             direction="rows",
             labels=slices if layout.tp <= 4 else [""] * layout.tp,
             chosen=(index,),

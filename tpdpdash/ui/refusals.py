@@ -10,6 +10,7 @@ import pandas as pd
 from tpdpdash.cost.result import OUT_OF_MEMORY
 from tpdpdash.faults import Fault
 from tpdpdash.text import t
+from tpdpdash.ui.key_words import key_word
 from tpdpdash.units import format_memory
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ TITLES: Mapping[str, str] = {
     "batch_not_divisible": "Global batch not divisible by micro-batch × DP",
     "sequence_not_divisible": "Sequence not divisible by TP and CP",
     "fewer_microbatches_than_stages": "Fewer microbatches than stages",
-    "group_size_out_of_range": "Too few microbatches to interleave",
-    "group_remainder": "Microbatches not a multiple of PP (interleaved)",
+    "group_size_out_of_range": "Microbatch group smaller than PP or larger than the step",
+    "group_remainder": "Microbatches leave a last group smaller than PP",
     "zero_with_pipeline": "ZeRO 2 and 3 do not run with a pipeline",
     "zero_not_in_framework": "The framework has ZeRO 0 and 1 only",
     "degree_not_in_framework": "The framework has no such parallelism",
-    "interleaved_without_pipeline": "Chunks need a pipeline",
+    "interleaved_without_pipeline": "Interleaving needs a pipeline",
     "precision_not_on_device": "The device does not support the precision",
     "dp_not_world": "The degrees do not make up the world",
     "shard_size_not_divisor": "The shard size does not divide DP",
@@ -45,7 +46,7 @@ TITLES: Mapping[str, str] = {
     "rank_order_pp_not_last": "The rank order needs PP last",
     "rank_order_splits_pipelines": "The rank order splits pipelines",
     "experts_need_sequence_parallel": "Experts need sequence parallelism",
-    "schedule_not_priced": "The schedule is not built yet",
+    "schedule_not_priced": "The schedule has no timing here",
     "pipeline_without_schedule": "The schedule does not go with PP",
     "chunks_without_interleaving": "Several chunks need an interleaved schedule",
     "interleaved_needs_chunks": "Interleaving needs at least two chunks",
@@ -63,15 +64,6 @@ def title(code: str) -> str:
     return t(BUILTIN) if code.startswith("builtin_") else t(TITLES[code])
 
 
-NAMES: Mapping[str, str] = {
-    "layout.tp": "TP", "layout.cp": "CP", "layout.ep": "EP", "layout.etp": "ETP", "layout.pp": "PP", "layout.dp": "DP",
-    "layout.num_model_chunks": "chunks", "layout.micro_batch_size": "micro-batch", "layout.zero_stage": "ZeRO",
-    "layout.microbatch_group_size_per_vp_stage": "group", "layout.dp_shard_size": "shard size",
-    "training.global_batch_size": "batch", "training.seq_len": "sequence",
-}  # fmt: skip
-"""Keys as the tables call them."""
-
-
 def note(refusal: Refusal) -> str:
     """One example with the nearest legal values: "PP 64, nearest 32"."""
     fault = refusal.fault
@@ -82,8 +74,7 @@ def note(refusal: Refusal) -> str:
     if nearest is None or nearest == ():
         return ""
     shown = ", ".join(map(str, nearest)) if isinstance(nearest, tuple | list) else str(nearest)
-    name = t(NAMES[fault.field]) if fault.field in NAMES else fault.field.rpartition(".")[2]
-    return t("{name} {value}, nearest {nearest}", name=name, value=fault.value, nearest=shown)
+    return t("{name} {value}, nearest {nearest}", name=key_word(fault.field), value=fault.value, nearest=shown)
 
 
 def table(refusals: Mapping[str, Refusal]) -> pd.DataFrame:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tpdpdash.text import t
+from tpdpdash.run.failure import failure_fault
+from tpdpdash.text import fault_text, t
+from tpdpdash.ui.layout_code import id_words
 from tpdpdash.ui.parts import literal, plain
 from tpdpdash.units import UNKNOWN, format_count, format_time
 
@@ -16,15 +18,15 @@ if TYPE_CHECKING:
     from tpdpdash.run.history import RunView
     from tpdpdash.run.status import FirstFailure, RunStatus
 
-COLUMNS = ("State", "Model", "Layout", "Steps", "Took", "Started", "Run")
-LAYOUT_NAMES = {"tp": "TP", "cp": "CP", "ep": "EP", "pp": "PP", "dp": "DP"}
+COLUMNS = ("State", "Model", "Layout", "Steps", "Took", "Started", "Cause", "Run")
+
+WIDTHS = {"State": 130, "Steps": 90, "Took": 80, "Started": 100, "Cause": 300}
+"""Pixels of the columns whose texts are short, and of the one that holds a sentence."""
 
 
 def layout_words(layout_id: str) -> str:
     """ "tp2-pp2-dp2" as people write it: TP 2 × PP 2 × DP 2."""
-    parts = [(part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")) for part in layout_id.split("-")]
-    known = [f"{LAYOUT_NAMES[name]} {degree}" for name, degree in parts if name in LAYOUT_NAMES and degree]
-    return " × ".join(known) or plain(layout_id)
+    return plain(id_words(layout_id))
 
 
 def run_title(view: RunView) -> str:
@@ -39,31 +41,23 @@ def run_title(view: RunView) -> str:
 
 def failure_cause(failure: FirstFailure) -> str:
     """The first cause of a failure, in words (plain text)."""
-    values = {"rank": failure.rank, "signal": failure.signal, "exit": failure.exit_code, "error": failure.error or ""}
-    sentences = {
-        "rank_killed": t("rank {rank} was killed ({signal}), often a sign of too little memory", **values),
-        "rank_crashed": t("rank {rank} crashed ({signal})", **values),
-        "rank_signalled": t("rank {rank} was ended by {signal}", **values),
-        "rank_raised": t("rank {rank} raised {error}", **values),
-        "rank_exited": t("rank {rank} ended with exit code {exit}", **values),
-        "rank_left_early": t("rank {rank} ended before the others", **values),
-        "agent_killed": t("torchrun itself was killed ({signal})", **values),
-        "agent_failed": t("torchrun failed: {error}", **values),
-    }
-    return plain(sentences.get(failure.code, f"{failure.code} {failure.error or ''}"))
+    return plain(fault_text(failure_fault(failure)))
 
 
 def state_words(view: RunView) -> str:
-    """The state with its cause, for a table's cell (plain text)."""
-    status = view.status
-    if view.state == "failed" and status and status.first_failure:
-        return t("failed: {cause}", cause=failure_cause(status.first_failure))
-    if view.state == "stopped" and status and status.stop_requested_by:
-        by = {"dashboard": t("by you"), "cli": t("from the shell"), "signal": t("by a signal")}
-        return t("stopped {by}", by=by.get(status.stop_requested_by, plain(status.stop_requested_by)))
-    if view.state == "damaged":
-        return t("damaged: {why}", why=plain(view.damage))
+    """The state in a word or two, for a table's cell."""
+    by = view.status.stop_requested_by if view.status else None
+    if view.state == "stopped" and by:
+        whom = {"dashboard": t("by you"), "cli": t("from the shell"), "signal": t("by a signal")}
+        return t("stopped {by}", by=whom.get(by, plain(by)))
     return t(view.state)
+
+
+def cause_words(view: RunView) -> str:
+    """Why it ended as it did, where that is no wish of anybody (plain text)."""
+    if view.state == "failed" and view.status and view.status.first_failure:
+        return failure_cause(view.status.first_failure)
+    return plain(view.damage) if view.state == "damaged" else ""
 
 
 def steps_words(status: RunStatus | None) -> str:
@@ -99,10 +93,12 @@ def runs_table(runs: Sequence[RunView]) -> pd.DataFrame:
             t("Took"): format_time(duration_s(view.status)),
             t("Started"): age_words(view),
             t("Run"): view.run_id,
+            t("Cause"): cause_words(view),
         }
         for view in runs
     ]
-    return pd.DataFrame(rows, columns=[t(name) for name in COLUMNS])
+    table = pd.DataFrame(rows, columns=[t(name) for name in COLUMNS])
+    return table if any(table[t("Cause")]) else table.drop(columns=t("Cause"))
 
 
 def _model_words(status: RunStatus | None) -> str:
@@ -111,11 +107,22 @@ def _model_words(status: RunStatus | None) -> str:
     return f"{plain(status.name)} · {t('rehearsal')}" if status.rehearsal else plain(status.name)
 
 
-def column_config() -> dict[str, Any]:
-    """Widths of that table: the state may carry a sentence."""
+def picked_run(runs: Sequence[RunView], *, key: str) -> str | None:
+    """The table of these runs; the id of the one that was clicked."""
     import streamlit as st
 
-    return {t("State"): st.column_config.TextColumn(width=300)}
+    narrow = {t(name): st.column_config.TextColumn(width=px) for name, px in WIDTHS.items()}
+    picked = st.dataframe(
+        runs_table(runs),
+        # A selection is a position: another list of runs is another table.
+        key=f"{key}-{runs[0].run_id}-{len(runs)}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config=narrow,
+    )
+    rows = picked.selection.rows
+    return runs[rows[0]].run_id if rows else None
 
 
 def matching(runs: Sequence[RunView], text: str) -> list[RunView]:
@@ -125,6 +132,6 @@ def matching(runs: Sequence[RunView], text: str) -> list[RunView]:
     def described(view: RunView) -> str:
         status = view.status
         told = f"{status.name} {layout_words(status.layout)} {status.layout}" if status else ""
-        return f"{view.run_id} {told} {state_words(view)}".lower()
+        return f"{view.run_id} {told} {state_words(view)} {cause_words(view)}".lower()
 
     return [view for view in runs if all(word in described(view) for word in words)]

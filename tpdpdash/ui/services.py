@@ -172,6 +172,18 @@ def reader(run_id: str) -> LiveRun:
     return _live_run(str(run_folder(run_id).path))
 
 
+@st.cache_resource(max_entries=READERS_KEPT, show_spinner=False)
+def predicted_run(run_id: str) -> tuple[Job, Estimate] | None:
+    """The Job of a run as it runs, with its estimate; None when it is not here or has none."""
+    from tpdpdash.job import read_job
+
+    try:
+        job = read_job(run_folder(run_id).job, detection)
+        return job, estimate_for(job)
+    except InvalidInputError:
+        return None
+
+
 def rehearsal_of(job: Job) -> Rehearsal:
     """The job shrunken to this machine. Raises InvalidInputError."""
     from tpdpdash.run.rehearsal import rehearse
@@ -187,6 +199,13 @@ def job_here(job: Job) -> Job:
     here, _ = read_local_cluster()
     cluster = with_ranks(here, layout.world_size) if here.device.is_cpu else here
     return replace(job, cluster=cluster, pins=pins_of(layout), world_follows_layout=False)
+
+
+def runnable_here(job: Job) -> Job:
+    """The job exactly as it would run here: checks and prediction are of it. Raises InvalidInputError."""
+    from tpdpdash.run.start import runnable
+
+    return runnable(job_here(job))
 
 
 def preflight_of(job: Job) -> Sequence[Check]:

@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from tpdpdash.faults import Fault
 from tpdpdash.job import Job, job_from_tables
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.ui import uploads
 from tpdpdash.ui.layout_code import layout_code as layout_code
 from tpdpdash.ui.layout_code import pins_of_code as pins_of_code
 
 _VIEW = "_view"
+_FAULTS = "_view-faults"
 _RUN = "run"
 Pinned = Literal["tp", "cp", "pp", "dp", "ep", "zero_stage", "micro_batch_size", "num_model_chunks"]
 PIN_NAMES = ("tp", "cp", "pp", "dp", "ep", "zero_stage", "micro_batch_size", "num_model_chunks")
@@ -72,6 +75,8 @@ class JobState:
     """Pinned."""
     layout: str = ""
     """The chosen layout as `layout_code` writes it: tp4-pp2-dp8-v2-full; empty = none chosen."""
+    order: str = DEFAULT_RANK_ORDER
+    """The chosen layout's rank order."""
     rank: int = 0
     """The chosen rank."""
 
@@ -90,9 +95,10 @@ def _read(kind: str, text: str) -> Any:
     return text
 
 
-def _from_params(params: Mapping[str, str]) -> JobState:
-    """A view from query parameters; one that cannot be read is dropped, as an unknown one is."""
+def _from_params(params: Mapping[str, str]) -> tuple[JobState, tuple[Fault, ...]]:
+    """A view from query parameters, and the parameters that cannot be read: those have their default."""
     values: dict[str, Any] = {}
+    faults = []
     for field in fields(JobState):
         text = params.get(field.name)
         if text is None:
@@ -100,8 +106,9 @@ def _from_params(params: Mapping[str, str]) -> JobState:
         try:
             values[field.name] = None if text == "auto" and "None" in str(field.type) else _read(str(field.type), text)
         except ValueError:
-            continue
-    return JobState(**values)
+            used = {"used": "auto" if field.default is None else field.default}
+            faults.append(Fault(code="address_not_read", field=field.name, value=text, values=used))
+    return JobState(**values), tuple(faults)
 
 
 def _to_params(view: JobState) -> dict[str, str]:
@@ -122,7 +129,11 @@ def restore() -> None:
     """Called by app.py on every full run: bring the address and this tab's last view into line."""
     params = st.query_params
     if any(field.name in params for field in fields(JobState)):
-        st.session_state[_VIEW] = _from_params(params)
+        view, faults = _from_params(params)
+        # The address is mended at once: what was wrong with it is told until the next change of the view.
+        if faults or view != st.session_state.get(_VIEW):
+            st.session_state[_FAULTS] = faults
+        st.session_state[_VIEW] = view
     _write_address(read_job_state())
     if _RUN in params:
         st.session_state[_RUN] = params[_RUN]
@@ -142,9 +153,20 @@ def update(**changes: Any) -> JobState:
     return view
 
 
+def address_faults() -> tuple[Fault, ...]:
+    """What could not be read of the address that this view came from."""
+    found: tuple[Fault, ...] = st.session_state.get(_FAULTS, ())
+    return found
+
+
+def tell(faults: tuple[Fault, ...]) -> None:
+    """Something else of the address cannot be used: told as well until the next change of the view."""
+    st.session_state[_FAULTS] = faults
+
+
 def choose_layout(code: str) -> None:
-    """The layout that every screen is about."""
-    update(layout=code)
+    """The layout that every screen is about, in the default rank order."""
+    update(layout=code, order=DEFAULT_RANK_ORDER)
 
 
 def choose_rank(rank: int) -> None:
@@ -178,6 +200,7 @@ def bound(name: str) -> dict[str, Any]:
 
 
 def _take(name: str) -> None:
+    st.session_state.pop(_FAULTS, None)
     update(**{name: st.session_state[f"view-{name}"]})
 
 
@@ -260,7 +283,10 @@ def job(view: JobState | None = None) -> Job:
 def chosen_job(view: JobState | None = None) -> Job | None:
     """The Job of the chosen layout; None when none is chosen. Raises InvalidInputError."""
     view = view or read_job_state()
-    return _job(view, pins_of_code(view.layout)) if view.layout else None
+    if not view.layout:
+        return None
+    order = {} if view.order == DEFAULT_RANK_ORDER else {"rank_order": view.order}
+    return _job(view, {**pins_of_code(view.layout), **order})
 
 
 def _job(view: JobState, layout: Mapping[str, object]) -> Job:

@@ -13,7 +13,8 @@ from tpdpdash.charts.timeline import MAX_MARKS, Window, window_of
 from tpdpdash.cost.result import Estimate
 from tpdpdash.cost.timeline import StepTimeline, step_timeline
 from tpdpdash.job import Job
-from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.layout import SCHEDULES, Layout
+from tpdpdash.schedule.closed_form import microbatches_in_flight
 from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline
 from tpdpdash.text import t
 from tpdpdash.units import format_count, format_memory, format_time
@@ -36,7 +37,7 @@ class DrawnStep:
     in_flight: pd.DataFrame
     """Columns t_s, count: microbatches whose activations the first stage keeps."""
     in_flight_note: str
-    """The most of them, in words."""
+    """The most of them in the whole step, in words."""
     phases: tuple[str, ...]
     """Phases that occur, in stack order: the legend."""
     num_microbatches: int
@@ -62,7 +63,10 @@ def draw(job: Job, estimate: Estimate) -> DrawnStep:
     step = step_timeline(job, estimate)
     bars = _bars(step)
     flight = _in_flight(step.pipeline, layout.num_model_chunks)
-    most = float(flight["count"].max())
+    most = microbatches_in_flight(
+        SCHEDULES.index(layout.schedule), layout.pp, estimate.num_microbatches, layout.num_model_chunks, 0,
+        layout.microbatch_group_size_per_vp_stage,
+    )  # fmt: skip
     present = set(bars["kind"]) | ({"bubble"} if layout.pp > 1 else set())
     return DrawnStep(
         bars=bars,
@@ -71,7 +75,7 @@ def draw(job: Job, estimate: Estimate) -> DrawnStep:
         in_flight=flight,
         in_flight_note=t(
             "{count} in flight at most, {bytes} of activations",
-            count=f"{most:.3g}",
+            count=f"{float(most):.3g}",
             bytes=format_memory(estimate.stages[0].activations_bytes),
         ),
         phases=tuple(phase for phase in PHASE_ORDER if phase in present),

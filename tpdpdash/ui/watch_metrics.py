@@ -8,7 +8,7 @@ from tpdpdash.telemetry import analysis
 from tpdpdash.text import t
 from tpdpdash.ui import parts, runs_view, watch_words
 from tpdpdash.ui.live import Look
-from tpdpdash.units import GIB, UNKNOWN, format_count, format_difference, format_large, format_share, format_time
+from tpdpdash.units import UNKNOWN, format_count, format_difference, format_large, format_share, format_time, gib
 
 TREND_POINTS = 60
 RECENT = 20
@@ -74,11 +74,11 @@ def _memory_metric(look: Look) -> parts.Metric:
     by_rank = np.where(np.isnan(peak), -np.inf, peak).max(axis=1)
     worst = int(np.argmax(by_rank))
     capacity = look.prediction.capacity_bytes
-    unit = t("of {n} GiB", n=f"{capacity / GIB:,.1f}") if capacity else "GiB"
-    trend = _trend(np.where(np.isnan(peak), -np.inf, peak).max(axis=0) / GIB)
+    unit = t("of {n} GiB", n=f"{gib(capacity):,.1f}") if capacity else "GiB"
+    trend = _trend(gib(np.where(np.isnan(peak), -np.inf, peak).max(axis=0)))
     note = t("rank {rank}", rank=worst) + (f" · {format_share(by_rank[worst] / capacity)}" if capacity else "")
     return parts.Metric(
-        label=t("Memory, worst rank"), value=f"{by_rank[worst] / GIB:,.2f}", unit=unit, note=note, trend=trend
+        label=t("Memory, worst rank"), value=f"{gib(by_rank[worst]):,.2f}", unit=unit, note=note, trend=trend
     )
 
 

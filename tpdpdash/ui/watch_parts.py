@@ -8,21 +8,25 @@ import numpy as np
 import streamlit as st
 
 from tpdpdash.charts import live as specs
+from tpdpdash.charts.heat import noise_floor
 from tpdpdash.telemetry import analysis
 from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.text import t
-from tpdpdash.ui import figures, live_tables, parts, phases_strip, services, state, watch_metrics, watch_words
+from tpdpdash.ui import (
+    figures,
+    live_tables,
+    parts,
+    phases_strip,
+    predicted_step,
+    services,
+    state,
+    watch_metrics,
+    watch_words,
+)
 from tpdpdash.ui.live import Look
-from tpdpdash.units import format_share, format_time
+from tpdpdash.units import format_difference, format_memory, format_share, format_time
 
 WINDOWS = {"50": 50, "200": 200, "all": None}
-COMPARABLE = 3.0
-"""A prediction further off than this factor is told in words: on the axis it would flatten what was measured."""
-
-
-def not_allowed() -> str:
-    """What stands where a control is disabled for want of the start token."""
-    return t("Only the holder of the start token can launch or stop. Open the address that was printed at start.")
 
 
 def _controls(look: Look, cores: int | None) -> tuple[int | None, int | None]:
@@ -45,7 +49,7 @@ def screen(look: Look, *, paused: bool = False) -> None:
         parts.verdict("info", t("Charts paused at step {step}. The run goes on.", step=step if step is not None else 0))
     _failure_log(look)
     if not len(look.telemetry.steps):
-        with parts.card(t("Starting"), t("five phases, each with the ranks that have reached it")):
+        with parts.card(t("Starting"), phases_strip.caption()):
             phases_strip.strip(look)
         return
     parts.cards(watch_metrics.metrics(look))
@@ -88,7 +92,7 @@ def _chart(table: Any, spec: specs.Spec, key: str, alt: str) -> None:
 def _step_time(look: Look, window: int | None) -> None:
     band = analysis.step_band(look.telemetry)
     predicted, usual = look.prediction.step_s, watch_metrics.recent(band.median_s)
-    is_near = bool(predicted and usual and 1 / COMPARABLE < predicted / usual < COMPARABLE)
+    is_near = predicted_step.is_near(predicted, usual)
     caption = t("seconds; band: slowest to quickest rank")
     if is_near:
         caption += " · " + t("dashed: predicted {time}", time=format_time(predicted))
@@ -100,13 +104,16 @@ def _step_time(look: Look, window: int | None) -> None:
 
 
 def _who_is_slow(look: Look, rank: int | None, window: int | None) -> None:
-    ranks = look.telemetry.world_size
-    caption = t("a rank's own work above the median of its stage")
+    theme = parts.theme()
+    excess = live_tables.excess_work(look.telemetry, window)
+    noise = noise_floor(excess)
+    caption = t("own work above the median of its stage; blank: within its noise, {share}",
+                share=format_difference(noise))  # fmt: skip
     with parts.card(t("Who is slow"), caption):
-        table = live_tables.heat_table(look.telemetry, window, parts.theme(), rank)
-        _chart(table, specs.heat_spec(parts.theme()), "chart-heat", t("Own work of each rank and step, as a heat map"))
-        pooled = live_tables.pooled_note(ranks)
-        figures.legend(*live_tables.heat_legend(parts.theme()))
+        table = live_tables.heat_table(look.telemetry, excess, noise, theme, rank)
+        _chart(table, specs.heat_spec(theme), "chart-heat", t("Own work of each rank and step, as a heat map"))
+        figures.legend(*live_tables.heat_legend(theme, noise))
+        pooled = live_tables.pooled_note(look.telemetry.world_size)
         if pooled:
             st.caption(pooled)
 
@@ -160,28 +167,31 @@ def _memory(look: Look, rank: int | None) -> None:
     on_cpu = all(info.device.startswith("cpu") for info in telemetry.ranks.values())
     caption = t("peak of each rank; process memory on a CPU") if on_cpu else t("peak of each rank")
     with parts.card(t("Memory"), caption):
-        capacity = None if on_cpu else expected.capacity_bytes
-        table = live_tables.memory_table(telemetry, ranks, parts.theme(), expected.stage_bytes, capacity)
+        capacity = expected.capacity_bytes
+        shown = format_memory(capacity)
+        limit = t("{memory} a rank", memory=shown) if on_cpu else t("{memory} usable", memory=shown)
+        table = live_tables.memory_table(telemetry, ranks, parts.theme(), expected.stage_bytes, capacity, limit)
         _chart(table, specs.memory_spec(parts.theme(), len(ranks)), "chart-memory", t("Peak memory by rank"))
         if expected.stage_bytes:
             st.caption(t("Upright line: predicted."))
 
 
 def _timeline(look: Look, rank: int | None) -> None:
-    sampled = look.telemetry.timelines
-    with parts.card(t("One step, measured"), t("microbatch numbers; hollow: waiting and messages")):
+    sampled, theme = look.telemetry.timelines, parts.theme()
+    with parts.card(t("One step: predicted and measured"), t("microbatch numbers; hollow: bubble, waiting, messages")):
         if not sampled:
             st.caption(t("Every tenth step is recorded in detail, from step 2 on; none has come yet."))
             return
         step = max(sampled)
         actions = live_tables.lanes_of(sampled[step], look.telemetry.ranks, rank)
-        table = live_tables.timeline_table(actions, look.telemetry.ranks, parts.theme())
-        spec = specs.timeline_spec(parts.theme(), len(actions), t("Seconds since the step began"))
+        measured = live_tables.timeline_table(actions, look.telemetry.ranks, theme)
+        table, said = predicted_step.above(measured, services.predicted_run(look.view.run_id), look.prediction, theme)
+        spec = specs.timeline_spec(theme, table["row"].nunique(), t("Seconds since the step began"))
         _chart(table, spec, "chart-timeline", t("Forward and backward of each microbatch in one step"))
-        words = {"forward": t("forward"), "backward": t("backward"), "idle": t("waiting and messages")}
-        figures.legend(live_tables.bar_phases(parts.theme()), words)
+        words = {name: live_tables.phase_word(name) for name in ("forward", "backward", *said.phases)}
+        figures.legend(live_tables.bar_phases(theme), {**words, "idle": t("waiting and messages")})
         cut = parts.truncated(len(actions), len(sampled[step]))
-        st.caption(t("Step {step}.", step=step) + (f" {cut}" if cut else ""))
+        st.caption(" ".join(filter(None, (t("Measured: step {step}.", step=step), cut, said.text))))
 
 
 def _loss(look: Look) -> None:

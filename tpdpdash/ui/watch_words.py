@@ -18,12 +18,19 @@ from tpdpdash.units import format_count, format_share, format_time
 STALE_S = 15.0
 """A live run writes heartbeats every second; older than this, the page is not live."""
 SILENT_S = 20.0
+"""A rank writes one a second as well; a busy machine may hold its thread back for some of them."""
 HUNG_FLOOR_S = 30.0
+"""Before this no pause is called one: checkpoints and first allocations take some seconds."""
 HUNG_STEPS = 10
+"""And it is longer than so many usual steps."""
 SLOW_WINDOW = 20
+"""Steps that are looked at: the present, not the whole run."""
 SLOW_MIN_STEPS = 6
+"""With fewer, one odd step would name a rank."""
 SLOW_FRAC = 0.10
+"""Own work above the median of the stage from which on a rank is called slow …"""
 SLOW_SHARE = 0.8
+"""… in so many of the steps: noise changes sides, a slow device does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +201,18 @@ def _steady(look: Look) -> Sentence:
     return Sentence(kind="good", text=text)
 
 
+def shared_cores() -> str:
+    """What is to be known of more ranks than cores."""
+    return t("step times show the order of things, not their speed")
+
+
 def notes(look: Look, cores_here: int | None) -> Sequence[str]:
     """What a reader of the charts must know besides (plain sentences)."""
     telemetry, found = look.telemetry, []
     on_cpu = any(info.device.startswith("cpu") for info in telemetry.ranks.values())
     if on_cpu and cores_here and telemetry.world_size > cores_here:
-        found.append(t("{n} ranks share {cores} cores: step times show the order of things, not their speed.",
-                       n=telemetry.world_size, cores=cores_here))  # fmt: skip
+        shared = {"n": telemetry.world_size, "cores": cores_here, "note": shared_cores()}
+        found.append(t("{n} ranks share {cores} cores: {note}.", **shared))
     if telemetry.dropped_steps:
         found.append(t("The last {n} steps are shown.", n=format_count(len(telemetry.steps))))
     if telemetry.bad_lines:

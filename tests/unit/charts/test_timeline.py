@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from tpdpdash.charts.timeline import MAX_LANES, MAX_MARKS, spread, timeline, window_of
+from tpdpdash.charts.lanes import spread
+from tpdpdash.charts.timeline import MAX_LANES, MAX_MARKS, timeline, window_of
 
 
 def bars(stages: int, microbatches: int) -> pd.DataFrame:

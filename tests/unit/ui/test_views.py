@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tpdpdash.cost.estimate import estimate_job
+from tpdpdash.cost.messages import collectives_of
 from tpdpdash.cost.result import OUT_OF_MEMORY
 from tpdpdash.job import Job, parse_job
 from tpdpdash.layout.layout import Layout
@@ -69,10 +70,31 @@ def test_groups_that_are_long_are_cut_and_say_how_long_they_are() -> None:
 
 def test_a_group_over_several_nodes_of_one_nvlink_domain_stays_on_nvlink() -> None:
     asked = job("tp = 8")
-    wide = replace(asked.cluster, scale_up_domain_size=16)
-    group = layout_view.RankGroup(kind="dp", index=0, count=8, ranks=(0, 8), nodes=(0, 1))
-    assert layout_view.link_name(group, asked.cluster) == asked.cluster.network.name
-    assert layout_view.link_name(group, wide) == asked.cluster.scale_up.name
+    layout, cluster = asked.layout(), asked.cluster
+    wide = replace(cluster, scale_up_domain_size=layout.world_size)
+    assert layout_view.link_name(layout, "dp", cluster) == cluster.network.name
+    assert layout_view.link_name(layout, "dp", wide) == cluster.scale_up.name
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "pp-dp-cp-ep-tp"])
+@pytest.mark.parametrize("device", ["GB200-NVL72-186GB", "H100-SXM5-80GB"])
+def test_a_group_is_said_to_cross_the_link_that_its_messages_are_priced_for(device: str, order: str) -> None:
+    """A rack of 72 is used as 64: the map and the table of collectives say the same."""
+    asked = parse_job(
+        f'[model]\npreset = "llama-3-8b"\n[cluster]\ndevice = "{device}"\nnodes = 36\ndevices_per_node = 4\n'
+        f'[training]\nseq_len = 4096\nglobal_batch_size = 144\n[layout]\ntp = 4\npp = 4\nrank_order = "{order}"'
+    ).resolved()
+    layout = asked.layout()
+    links = {message.group: message.link for message in collectives_of(asked, estimate_job(asked), 0)}
+    for kind in ("tp", "pp", "dp"):
+        assert layout_view.link_name(layout, kind, asked.cluster) == links[kind]
+
+
+def test_the_optimizer_states_of_a_rank_are_divided_as_its_memory_is() -> None:
+    """ZeRO shards over context parallel ranks too: they hold the same weights."""
+    asked = job("tp = 2\ncp = 4")
+    rows = dict(rank_view.holdings(asked.layout(), asked.model, asked.training, 0, 1.0, 2.0))
+    assert rows["Optimizer"] == "1/8 of its parameters' states (ZeRO 1)"
 
 
 # ----------------------------------------------------------------------------------------- a step
