@@ -15,7 +15,7 @@ import numpy as np
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.layout.placement import members_per_block
+from tpdpdash.layout.placement import domain_block, members_per_block
 
 if TYPE_CHECKING:
     from tpdpdash.units import Numeric
@@ -46,18 +46,6 @@ def group_link(cluster: ClusterSpec, columns: LayoutColumns, kind: str, size: Fl
     """The link of every group of `kind` ("tp", "cp", "dp", "dp-cp", "pp", "ep", "expert-tp", "expert-dp")."""
     members = members_per_block(columns, kind, domain_block(cluster))
     return link_of(cluster, size, np.minimum(members, size))
-
-
-def domain_block(cluster: ClusterSpec) -> int:
-    """Consecutive ranks that share a scale-up domain.
-
-    A job larger than a domain that spans machines (an NVL72 rack) takes a power of two of its devices, 64 of 72, so
-    that no group straddles two racks: so are the published runs on such racks placed.
-    """
-    size = cluster.scale_up_domain_size
-    if size <= cluster.devices_per_node or cluster.world_size <= size:
-        return size
-    return 1 << (size.bit_length() - 1)
 
 
 def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:

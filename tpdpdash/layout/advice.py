@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tpdpdash.faults import Fault
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.frameworks import known_framework
-from tpdpdash.layout.placement import DENSE_KINDS, EXPERT_KINDS, group_size, members_per_block
+from tpdpdash.layout.placement import DENSE_KINDS, EXPERT_KINDS, domain_block, group_size, members_per_block
 from tpdpdash.layout.shard_rules import REPLICATES_KV
 from tpdpdash.layout.vocabulary import padded_vocab_size
 from tpdpdash.units import ceil_div
@@ -62,13 +62,14 @@ def _tp_leaves_domain(cluster: ClusterSpec | None, layout: Layout) -> Fault | No
     if cluster is None or layout.tp == 1:
         return None
     columns = LayoutColumns.from_layouts([layout])
-    inside = int(members_per_block(columns, "tp", cluster.scale_up_domain_size)[0])
+    domain_size = domain_block(cluster)
+    inside = int(members_per_block(columns, "tp", domain_size)[0])
     if inside == layout.tp:
         return None
     values = {
         "tp": layout.tp,
         "domains": ceil_div(layout.tp, inside),
-        "domain_size": cluster.scale_up_domain_size,
+        "domain_size": domain_size,
         "nearest": "-".join(["tp", *(name for name in layout.rank_order.split("-") if name != "tp")]),
     }
     return Fault(code="tp_leaves_domain", field="layout.rank_order", value=layout.rank_order, values=values)

@@ -15,6 +15,7 @@ from tpdpdash.units import ceil_div
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tpdpdash.cluster.spec import ClusterSpec
     from tpdpdash.layout.columns import LayoutColumns
 
     Floats = NDArray[np.float64]
@@ -36,6 +37,18 @@ EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
     "expert-tp-ep": ("tp", "ep"),
 }
 """Groups of the expert grid etp × ep × expert-dp × pp."""
+
+
+def domain_block(cluster: ClusterSpec) -> int:
+    """Consecutive ranks that share a scale-up domain: the block that decides whether a group leaves NVLink.
+
+    A job larger than a domain that spans machines (an NVL72 rack) takes a power of two of its devices, 64 of 72, so
+    that no group straddles two racks: so are the published runs on such racks placed.
+    """
+    size = cluster.scale_up_domain_size
+    if size <= cluster.devices_per_node or cluster.world_size <= size:
+        return size
+    return 1 << (size.bit_length() - 1)
 
 
 def group_size(columns: LayoutColumns, kind: str) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from strategies import cluster_of, layout_of
@@ -12,7 +10,6 @@ from tpdpdash.cost.collectives import (
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
-    domain_block,
     group_link,
     link_of,
     point_to_point_s,
@@ -74,10 +71,3 @@ def test_an_all_to_all_across_nodes_waits_for_the_part_that_leaves():
     wide = link(16, 8)
     assert all_to_all_s(16e6, CLUSTER, wide)[0] == pytest.approx(8e6 / NET, rel=0.05)
     assert all_to_all_s(16e6, CLUSTER, link(8, 8))[0] == pytest.approx(14e6 / UP, rel=0.06)
-
-
-def test_a_job_larger_than_a_rack_takes_64_of_its_72_devices():
-    rack = cluster_of(nodes=18, devices_per_node=4, scale_up_domain_size=72)
-    assert domain_block(rack) == 72
-    assert domain_block(replace(rack, nodes=64)) == 64
-    assert domain_block(CLUSTER) == 8

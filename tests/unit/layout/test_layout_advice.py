@@ -64,6 +64,13 @@ def test_a_domain_that_spans_nodes_holds_wide_tensor_parallel_groups() -> None:
     assert advice_on(layout, cluster=cluster_of(16, 4))["tp_leaves_domain"].values["domains"] == 4
 
 
+def test_a_group_that_fits_the_64_devices_taken_of_each_rack_stays_in_its_domain() -> None:
+    racks = cluster_of(36, 4, scale_up_domain_size=72)
+    assert "tp_leaves_domain" not in advice_on(layout_of(8, tp=16, dp=9), cluster=racks)
+    remark = advice_on(layout_of(8, tp=72, dp=2), dense_model(num_attention_heads=72), racks)["tp_leaves_domain"]
+    assert (remark.values["domain_size"], remark.values["domains"]) == (64, 9)
+
+
 @pytest.mark.parametrize(("chunks", "batch", "told"), [(1, 4, True), (1, 8, False), (2, 8, True), (2, 16, False)])
 def test_fewer_microbatches_than_stages_are_told(chunks: int, batch: int, told: bool) -> None:
     layout = layout_of(16, pp=8, num_model_chunks=chunks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from strategies import layout_of
+from strategies import cluster_of, layout_of
 
 from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.layout.placement import crossing_boundaries, group_size, members_per_block
+from tpdpdash.layout.placement import crossing_boundaries, domain_block, group_size, members_per_block
 
 
 def members(kind: str, block: int, **degrees: object) -> int:
@@ -77,3 +79,10 @@ def test_many_rows_equal_each_row_alone() -> None:
     for kind in ("tp", "dp", "pp", "dp-cp", "expert-dp"):
         alone = [members_per_block(LayoutColumns.from_layouts([x]), kind, 8)[0] for x in layouts]
         assert np.array_equal(members_per_block(columns, kind, 8), alone)
+
+
+def test_a_job_larger_than_a_rack_takes_64_of_its_72_devices() -> None:
+    rack = cluster_of(nodes=18, devices_per_node=4, scale_up_domain_size=72)
+    assert domain_block(rack) == 72
+    assert domain_block(replace(rack, nodes=64)) == 64
+    assert domain_block(cluster_of(nodes=16)) == 8
