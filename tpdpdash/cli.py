@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpdpdash import report
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.report import facts, history, plans, scores
 from tpdpdash.text import fault_lines, t
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def devices(as_json: Json = False) -> None:
     from tpdpdash.job import detect_here
 
     found = detect_here()
-    _answer(as_json, report.detection_document(found), report.detection_lines(found))
+    _answer(as_json, facts.detection_document(found), facts.detection_lines(found))
 
 
 @app.command()
@@ -81,11 +81,11 @@ def model(
     try:
         read = resolve_model(name)
     except InvalidInputError as invalid:
-        if as_json and any(fault.code in report.UNSUPPORTED for fault in invalid.faults):
-            print(json.dumps(report.UNSUPPORTED_MODEL))
+        if as_json and any(fault.code in facts.UNSUPPORTED for fault in invalid.faults):
+            print(json.dumps(facts.UNSUPPORTED_MODEL))
         raise
     _tell(fault_lines(read.notices))
-    _answer(as_json, report.model_document(read.spec), report.model_lines(read.spec))
+    _answer(as_json, facts.model_document(read.spec), facts.model_lines(read.spec))
 
 
 def _option(field: str) -> str:
@@ -112,7 +112,7 @@ def groups(
         found = rank_groups(world_size=world_size, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, order=order)
     except InvalidInputError as invalid:  # the fields are named as keys of a Job: here they are options
         raise InvalidInputError(replace(fault, field=_option(fault.field)) for fault in invalid.faults) from invalid
-    _answer(as_json, found, report.group_lines(found, order))
+    _answer(as_json, found, facts.group_lines(found, order))
 
 
 # ---------------------------------------------------------------------------------------- planning
@@ -128,7 +128,7 @@ def estimate(job: JobFile, as_json: Json = False) -> None:
     asked = read_job(job).resolved()
     found = estimate_job(asked)
     _tell(fault_lines([*asked.notices, *advice(asked.model, asked.cluster, asked.training, found.layout)]))
-    _answer(as_json, found.to_json(), report.estimate_lines(found))
+    _answer(as_json, found.to_json(), plans.estimate_lines(found))
     raise typer.Exit(DONE if found.fits else FAILED)
 
 
@@ -145,7 +145,7 @@ def plan(
     asked = read_job(job)
     _tell(fault_lines(asked.notices))
     found = search(asked, top=top)
-    _answer(as_json, found.to_json(top), report.plan_lines(found, top))
+    _answer(as_json, found.to_json(top), plans.plan_lines(found, top))
     raise typer.Exit(DONE if found.feasible else FAILED)
 
 
@@ -158,7 +158,7 @@ def validate(
     from tpdpdash.compare.validate import validate as compare
 
     found = compare(file)
-    _answer(as_json, found.to_json(), report.validation_lines(found))
+    _answer(as_json, found.to_json(), scores.validation_lines(found))
 
 
 # -------------------------------------------------------------------------------------------- runs
@@ -197,7 +197,7 @@ def _rehearsed(wanted: Job) -> tuple[Job, tuple[Change, ...]]:
     from tpdpdash.run.rehearsal import rehearse
 
     rehearsal = rehearse(wanted, local_cluster(detect_here()))
-    _tell(report.change_lines(rehearsal.changes))
+    _tell(history.change_lines(rehearsal.changes))
     return rehearsal.job, rehearsal.changes
 
 
@@ -209,14 +209,14 @@ def _follow(folder: RunFolder) -> int:
     told = ""
     try:
         for progress in follow(folder):
-            line = report.progress_line(progress.view)
+            line = history.progress_line(progress.view)
             if line != told:
                 _tell([line])
                 told = line
     except KeyboardInterrupt:
         return _interrupted(folder)
     view = read_state(folder)
-    _tell(report.run_lines(view))
+    _tell(history.run_lines(view))
     return DONE if view.state == "finished" else FAILED
 
 
@@ -237,7 +237,7 @@ def _stop(folder: RunFolder, *, as_json: bool) -> int:
     from tpdpdash.run.stop import stop_run
 
     result = stop_run(folder, by="cli")
-    _answer(as_json, report.run_document(result.view), report.run_lines(result.view))
+    _answer(as_json, history.run_document(result.view), history.run_lines(result.view))
     _tell([t("process {pid} could not be killed", pid=pid) for pid in result.could_not_kill])
     return FAILED if result.could_not_kill or not result.view.is_over else DONE
 
@@ -257,7 +257,7 @@ def runs(
     from tpdpdash.run.history import list_runs
 
     views = list_runs(limit=limit)
-    _answer(as_json, [report.run_document(view) for view in views], report.runs_lines(views))
+    _answer(as_json, [history.run_document(view) for view in views], history.runs_lines(views))
 
 
 @app.command()
@@ -266,7 +266,7 @@ def show(name: RunName, as_json: Json = False) -> None:
     from tpdpdash.run.history import read_state
 
     view = read_state(_find(name))
-    _answer(as_json, report.run_document(view), report.run_lines(view))
+    _answer(as_json, history.run_document(view), history.run_lines(view))
 
 
 @app.command()
