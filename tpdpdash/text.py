@@ -247,6 +247,7 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_only_full_training": "{field} is {value}: the built-in worker trains all weights; nearest: {nearest}",
     "builtin_no_partial_shards": "{field} is {value}: the built-in worker shards over all replicas; nearest: {nearest}",
     "builtin_only_two_norms": "{field} is {value}: the built-in worker builds two norms a layer; nearest: {nearest}",
+    "builtin_only_final_norm": "{field} is {value}: the built-in worker ends with a norm; nearest: {nearest}",
     "builtin_only_gated_mlp": "{field} is {value}: the built-in worker builds gated MLPs only; nearest: {nearest}",
     "builtin_no_bias": "{field} is {value}: the built-in worker has biases on query, key and value only; "
     "nearest: {nearest}",

@@ -102,6 +102,7 @@ _UNBUILT_PARTS: tuple[Rule, ...] = (
     _of_model("builtin_no_learned_positions", "position_embedding_size", lambda m: m.position_embedding_size > 0, 0),
     _of_model("builtin_only_rmsnorm", "norm", lambda model: model.norm != "rmsnorm", "rmsnorm"),
     _of_model("builtin_only_two_norms", "norms_per_layer", lambda model: model.norms_per_layer != 2, 2),
+    _of_model("builtin_only_final_norm", "final_norm", lambda model: not model.final_norm, True),
     _of_model("builtin_only_gated_mlp", "gated_mlp", lambda model: not model.gated_mlp, True),
     _of_model("builtin_no_bias", "attention_output_bias", lambda model: model.attention_output_bias, False),
     _of_model("builtin_no_bias", "mlp_bias", lambda model: model.mlp_bias, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -69,6 +69,7 @@ UNRUNNABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ("builtin_no_learned_positions", "model.position_embedding_size", {}, {"position_embedding_size": 64}, {}),
     ("builtin_only_rmsnorm", "model.norm", {}, {"norm": "layernorm"}, {}),
     ("builtin_only_two_norms", "model.norms_per_layer", {}, {"norms_per_layer": 4}, {}),
+    ("builtin_only_final_norm", "model.final_norm", {}, {"final_norm": False}, {}),
     ("builtin_only_gated_mlp", "model.gated_mlp", {}, {"gated_mlp": False}, {}),
     ("builtin_no_bias", "model.attention_output_bias", {}, {"attention_output_bias": True}, {}),
     ("builtin_no_bias", "model.mlp_bias", {}, {"mlp_bias": True}, {}),
@@ -103,6 +104,27 @@ def test_what_the_worker_cannot_run_is_refused_by_name(
 
 def test_every_rule_of_the_worker_is_covered_here() -> None:
     assert {(rule.code, rule.field) for rule in BUILTIN_RULES} <= {(code, field) for code, field, *_ in UNRUNNABLE}
+
+
+BUILT = {"num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "ffn_hidden_size", "qkv_bias"}
+ONLY_OF_EXPERTS = {
+    "num_experts_per_token",
+    "moe_ffn_hidden_size",
+    "shared_expert_ffn_hidden_size",
+    "first_k_dense_layers",
+    "moe_layer_interval",
+    "dense_layers",
+    "router_bias",
+    "shared_expert_gate",
+}
+ONLY_OF_MLA = {"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"}
+
+
+def test_every_fact_of_a_model_is_built_or_refused() -> None:
+    """A fact that is added to ModelSpec must not be left out of the trained model without a word."""
+    refused = {rule.field.removeprefix("model.") for rule in BUILTIN_RULES if rule.field.startswith("model.")}
+    known = BUILT | ONLY_OF_EXPERTS | ONLY_OF_MLA | refused | {"name", "source"}
+    assert {field.name for field in fields(ModelSpec)} - known == set()
 
 
 def test_tied_embeddings_run_on_one_stage() -> None:
