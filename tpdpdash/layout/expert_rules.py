@@ -60,13 +60,18 @@ def _explain_grid(_facts: Facts, layout: Layout) -> Explained:
     return Explained(value=fault.value, values=fault.values)
 
 
+def _pp_inside(c: LayoutColumns) -> Flags:
+    """Pipelines that do not come last in the order of an expert grid that divides; the others are told by its rules."""
+    return flags((c.pp > 1) & (c.expert_dp == np.floor(c.expert_dp)) & ~_ends_with_pp(c))
+
+
 def _pp_not_last(_facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.pp > 1) & (c.expert_dp != c.dp) & ~_ends_with_pp(c))
+    return flags(_pp_inside(c) & (c.expert_dp != c.dp))
 
 
 def _splits_pipelines(_facts: Facts, c: LayoutColumns) -> Flags:
     dense, expert = strides(c, "tp", "pp"), strides(c, "ep", "pp")
-    return flags((c.pp > 1) & (c.expert_dp == c.dp) & (dense != expert) & ~_ends_with_pp(c))
+    return flags(_pp_inside(c) & (c.expert_dp == c.dp) & (dense != expert))
 
 
 def _ends_with_pp(c: LayoutColumns) -> Flags:

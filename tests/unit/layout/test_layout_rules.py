@@ -154,6 +154,11 @@ def test_the_nearest_degree_of_ep_is_legal() -> None:
     assert faults_of(layout, moe_model()) == {}
 
 
+def test_an_order_is_not_judged_by_an_expert_grid_that_does_not_divide() -> None:
+    layout = layout_of(8, pp=2, cp=3, ep=2, etp=1, rank_order="tp-pp-ep-dp-cp")
+    assert set(faults_of(layout, moe_model(), cluster_of(1, 6), seq_len=6144)) == {"expert_grid_not_divisible"}
+
+
 def test_an_order_with_pp_not_last_needs_equal_data_parallel_sizes() -> None:
     layout = layout_of(8, tp=2, pp=2, dp=4, ep=4, etp=1, rank_order="tp-cp-ep-pp-dp")
     fault = faults_of(layout, moe_model())["rank_order_pp_not_last"]
