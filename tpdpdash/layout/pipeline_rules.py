@@ -126,17 +126,18 @@ def _group_remainder(facts: Facts, c: LayoutColumns) -> Flags:
 
 
 def nearest_group_sizes(num_microbatches: int, pp: int, group: int) -> tuple[int, ...]:
-    """The group sizes on both sides of `group` (itself, if legal) that Megatron allows: from pp to m, with a remainder
-    of m that is 0 or at least pp."""
+    """The group sizes on both sides of `group` (itself, if legal) that `group_fits` allows."""
     m = num_microbatches
-    below = (g for g in range(group, pp - 1, -1) if _group_fits(m, g, pp))
-    above = (g for g in range(group, m + 1) if _group_fits(m, g, pp))
+    below = (g for g in range(group, pp - 1, -1) if group_fits(m, g, pp))
+    above = (g for g in range(group, m + 1) if group_fits(m, g, pp))
     found = [next(below, None), next(above, None)]
     return tuple(dict.fromkeys(g for g in found if g is not None))
 
 
-def _group_fits(m: int, group: int, pp: int) -> bool:
-    return m % group == 0 or m % group >= pp
+def group_fits(num_microbatches: int, group: int, pp: int) -> bool:
+    """Whether Megatron interleaves with this group size: from pp to m, with a remainder of m of 0 or at least pp."""
+    left = num_microbatches % group if pp <= group <= num_microbatches else 1
+    return left == 0 or left >= pp
 
 
 def _explain_group_remainder(facts: Facts, layout: Layout) -> Explained:
@@ -156,7 +157,7 @@ def _explain_group_remainder(facts: Facts, layout: Layout) -> Explained:
 
 def _legal_counts(m: int, group: int, pp: int) -> list[int]:
     near = range(max(1, m - group), m + group + 1)
-    return [n for n in near if n >= group and _group_fits(n, group, pp)]
+    return [n for n in near if group_fits(n, group, pp)]
 
 
 # ------------------------------------------------------------------------------------------------ layers of stages

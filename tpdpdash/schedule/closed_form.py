@@ -95,23 +95,10 @@ def pipeline_seconds(
     m, v, x = (_column(value, rows) for value in (num_microbatches, num_model_chunks, transfer_s))
     g = p if group is None else _column(group, rows)
     gpipe = (f + b).sum(axis=1) + (m - 1) * (f.max(axis=1) + b.max(axis=1)) + 2 * (p - 1) * x
-    interleaved = codes == INTERLEAVED
-    through = _through_stage(f, b, p, m, v, g, x, interleaved)
+    through = _through_stage(codes, f, b, p, m, v, g, x)
     trips = np.where((v == 1)[:, None], _round_trips(f + b, p, m, x), 0.0)
     longest = np.where(stage_mask, np.maximum(through, trips), 0.0).max(axis=1)
     return np.asarray(np.where(codes == GPIPE, gpipe, longest), np.float64)
-
-
-def bubble_seconds(pipeline_s: Floats, stage_s: Floats, stage_mask: Flags, num_microbatches: ArrayLike) -> Floats:
-    """Time in which the slowest stage waits [s], (n,): T − m·max t."""
-    slowest = np.where(stage_mask, stage_s, 0.0).max(axis=1)
-    return np.asarray(pipeline_s - np.asarray(num_microbatches, np.float64) * slowest, np.float64)
-
-
-def bubble_over_ideal(pp: ArrayLike, num_microbatches: ArrayLike, num_model_chunks: ArrayLike = 1.0) -> Floats:
-    """Bubble over the ideal time of even stages: (p − 1) / (m·v). Source: Narayanan 2021, section 2.2."""
-    m, v = np.asarray(num_microbatches, np.float64), np.asarray(num_model_chunks, np.float64)
-    return np.asarray((np.asarray(pp, np.float64) - 1) / (m * v), np.float64)
 
 
 def _column(value: ArrayLike, rows: int) -> Floats:
@@ -119,7 +106,7 @@ def _column(value: ArrayLike, rows: int) -> Floats:
 
 
 def _through_stage(
-    f: Floats, b: Floats, p: Floats, m: Floats, v: Floats, g: Floats, x: Floats, interleaved: Flags
+    codes: NDArray[np.uint8], f: Floats, b: Floats, p: Floats, m: Floats, v: Floats, g: Floats, x: Floats
 ) -> Floats:
     """For each stage k the time of the step as seen from it, (n, S): its own work, and what it must wait for.
 
@@ -135,7 +122,7 @@ def _through_stage(
     before = (prefix - t) / v + 2 * s * x
     after = np.maximum(p - s - 1, 0)
     down = (prefix[:, -1:] - prefix) / v + 2 * after * x
-    warmup = np.where(interleaved[:, None], 2 * after + (v - 1) * g, after)
+    warmup = warmup_forwards(codes[:, None], p, m, v, g, s)
     last_group = np.where(m % g == 0, g, m % g)
     turns_f = (v - 1) * np.maximum(g * f / v, f.sum(axis=1, keepdims=True) / v + p * x)
     turns_b = (v - 1) * np.maximum(last_group * b / v, b.sum(axis=1, keepdims=True) / v + p * x)

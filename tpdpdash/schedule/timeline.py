@@ -40,10 +40,6 @@ class Timeline:
         """End of the last action."""
         return float((self.start_s + self.duration_s).max(initial=0.0))
 
-    def busy_s(self, rank: int) -> float:
-        """Seconds in which a rank works."""
-        return float(self.duration_s[self.rank == rank].sum())
-
 
 def simulate(
     actions: Sequence[Sequence[Action]], forward_s: ArrayLike, backward_s: ArrayLike, transfer_s: float = 0.0
