@@ -68,8 +68,9 @@ def device(**changes: Any) -> DeviceSpec:
 
 def cluster_of(nodes: int = 2, devices_per_node: int = 8, **changes: Any) -> ClusterSpec:
     """Nodes of round devices: 300 GB/s inside a node, 25 GB/s between nodes."""
-    scale_up = LinkSpec(name="inside", bytes_per_s=3e11, latency_s=3e-6, efficiency=0.8, source=MADE_UP)
-    network = LinkSpec(name="between", bytes_per_s=2.5e10, latency_s=1e-5, efficiency=0.8, source=MADE_UP)
+    sources = dict.fromkeys(("bytes_per_s", "latency_s", "efficiency"), MADE_UP)
+    scale_up = LinkSpec(name="inside", bytes_per_s=3e11, latency_s=3e-6, efficiency=0.8, sources=sources)
+    network = LinkSpec(name="between", bytes_per_s=2.5e10, latency_s=1e-5, efficiency=0.8, sources=sources)
     facts: dict[str, Any] = {
         "device": device(),
         "nodes": nodes,

@@ -82,8 +82,8 @@ def software_constants(name: str) -> tuple[dict[str, float], dict[str, str]]:
 def catalogue_link(name: str) -> LinkSpec:
     """The link of this key in the file."""
     table = dict(_catalogue()["links"][name])
-    sources, title = table.pop("sources"), table.pop("name")
-    return link_spec(title, table, sources)
+    sources, title, kind = (table.pop(key) for key in ("sources", "name", "kind"))
+    return link_spec(title, table, sources, kind)
 
 
 def cpu_device() -> DeviceSpec:

@@ -142,7 +142,8 @@ def _inline_cluster(
 
 def _assumed_link(name: str) -> LinkSpec:
     source = FigureSource(kind="assumed", source="not described; used by nothing, or said in a notice")
-    return replace(catalogue_link(name), source=source)
+    link = catalogue_link(name)
+    return replace(link, sources=dict.fromkeys(link.sources, source))
 
 
 def _unlinked(cluster: ClusterSpec) -> tuple[list[Fault], list[Fault]]:

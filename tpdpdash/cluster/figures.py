@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from tpdpdash.cluster.spec import DeviceSpec, FigureKind, FigureSource, LinkSpec
+from tpdpdash.cluster.spec import DeviceSpec, FigureKind, FigureSource, LinkKind, LinkSpec
 from tpdpdash.fields import Limits
 from tpdpdash.units import BITS_PER_BYTE, GB, GIB, MICROSECOND, TERA
 
@@ -154,15 +154,19 @@ def device_spec(
     return DeviceSpec(name=name, is_cpu=is_cpu, peak_flops_per_s=peaks, sources=origin, **values)
 
 
-def link_spec(name: str, figures: Mapping[str, float], sources: Mapping[str, str]) -> LinkSpec:
-    """A LinkSpec from gb_per_s or gbit_per_s, latency_us and efficiency; its source is that of the bandwidth."""
+def link_spec(
+    name: str, figures: Mapping[str, float], sources: Mapping[str, str], kind: LinkKind | None = None
+) -> LinkSpec:
+    """A LinkSpec from gb_per_s or gbit_per_s, latency_us and efficiency, and the source text of each."""
     key = "gbit_per_s" if "gbit_per_s" in figures else "gb_per_s"
+    keys = {"bytes_per_s": key, "latency_s": "latency_us", "efficiency": "efficiency"}
     return LinkSpec(
         name=name,
+        kind=kind,
         bytes_per_s=figures[key] * spec_field(f"_{key}")[1],
         latency_s=figures["latency_us"] * MICROSECOND,
         efficiency=figures["efficiency"],
-        source=figure_source(sources[key]),
+        sources={field: figure_source(sources[written]) for field, written in keys.items()},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tpdpdash.cluster.catalogue import REQUIRED_FIGURES, find_device, software_constants
 from tpdpdash.cluster.figures import (
@@ -159,16 +160,12 @@ def _domain_faults(cluster: ClusterSpec, size: int | None) -> list[Fault]:
 
 def _changed_link(link: LinkSpec, values: Mapping[str, float], prefix: str) -> LinkSpec:
     """The link with the given figures; a bandwidth of 0 on a link that nothing crosses changes nothing."""
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
     for key, value in values.items():
         if key.startswith(f"{prefix}_") and key != "scale_up_domain_size":
             field, factor = spec_field(key.removeprefix(prefix))
             changes[field.removeprefix("_")] = value * factor
-    rate = changes.get("bytes_per_s", 0.0)
-    return replace(
-        link,
-        bytes_per_s=rate or link.bytes_per_s,
-        latency_s=changes.get("latency_s", link.latency_s),
-        efficiency=changes.get("efficiency", link.efficiency),
-        source=FigureSource(kind="given", source=LINK_TABLE) if rate else link.source,
-    )
+    if not changes.get("bytes_per_s"):
+        changes.pop("bytes_per_s", None)
+    given = FigureSource(kind="given", source=LINK_TABLE)
+    return replace(link, **changes, sources={**link.sources, **dict.fromkeys(changes, given)})

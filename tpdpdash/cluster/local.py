@@ -139,11 +139,10 @@ def _pcie(device: DetectedDevice, usual: LinkSpec) -> LinkSpec:
     """PCIe as the slot has it; the catalogue's where the driver does not say."""
     generation, width = device.pcie_generation, device.pcie_width
     if not generation or not width:
-        return usual if "PCIe" in usual.name else catalogue_link("pcie4")
+        return usual if usual.kind == "pcie" else catalogue_link("pcie4")
     base = catalogue_link(f"pcie{min(max(generation, 3), 5)}")
     rate = base.bytes_per_s * width / 16 * 2.0 ** (generation - min(max(generation, 3), 5))
-    source = FigureSource(kind="detected", source="NVML")
-    return replace(base, name=f"PCIe {generation} x{width}", bytes_per_s=rate, source=source)
+    return _detected(base, f"PCIe {generation} x{width}", rate)
 
 
 def _nvlink(device: DetectedDevice, usual: LinkSpec) -> LinkSpec:
@@ -151,9 +150,15 @@ def _nvlink(device: DetectedDevice, usual: LinkSpec) -> LinkSpec:
     rate = nvlink_bytes_per_s(device)
     if rate is None:
         return usual
-    base = usual if "NVLink" in usual.name else catalogue_link("nvlink3")
+    base = usual if usual.kind == "nvlink" else catalogue_link("nvlink3")
     name = f"NVLink {GENERATIONS[device.nvlink_version or 0]}, {device.nvlink_links} links"
-    return replace(base, name=name, bytes_per_s=rate, source=FigureSource(kind="detected", source="NVML"))
+    return _detected(base, name, rate)
+
+
+def _detected(base: LinkSpec, name: str, bytes_per_s: float) -> LinkSpec:
+    """A link of the catalogue with the bandwidth that NVML reports."""
+    sources = {**base.sources, "bytes_per_s": FigureSource(kind="detected", source="NVML")}
+    return replace(base, name=name, bytes_per_s=bytes_per_s, sources=sources)
 
 
 # -------------------------------------------------------------------------------------------------------------- CPU

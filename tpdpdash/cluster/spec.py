@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 FigureKind = Literal["datasheet", "fitted", "assumed", "detected", "given"]
+LinkKind = Literal["nvlink", "pcie", "xgmi", "shared-memory", "network"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +62,21 @@ class LinkSpec:
 
     name: str
     """NVLink 3, PCIe 4 x16, InfiniBand HDR, loopback, …"""
+    kind: LinkKind | None = None
+    """What it is made of; None = not known."""
     bytes_per_s: float
     """Peak bandwidth of one device in one direction."""
     latency_s: float
     """Time of one hop of a small message."""
     efficiency: float
     """Share of the peak that large collectives reach."""
-    source: FigureSource
-    """Where the bandwidth comes from."""
+    sources: Mapping[str, FigureSource]
+    """Source of each figure, by field name."""
+
+    @property
+    def source(self) -> FigureSource:
+        """Where the bandwidth comes from."""
+        return self.sources["bytes_per_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,7 +184,8 @@ def _unknown_cluster() -> ClusterSpec:
     """A cluster of which nothing is known but what every device has: every rate is NaN, so that no time comes of it."""
     nan = float("nan")
     source = FigureSource(kind="assumed", source="unknown hardware")
-    link = LinkSpec(name="unknown", bytes_per_s=nan, latency_s=nan, efficiency=nan, source=source)
+    sources = dict.fromkeys(("bytes_per_s", "latency_s", "efficiency"), source)
+    link = LinkSpec(name="unknown", bytes_per_s=nan, latency_s=nan, efficiency=nan, sources=sources)
     overhead_bytes = software_constants("generic")[0]["overhead_gib"] * GIB
     device = DeviceSpec(
         name="unknown",

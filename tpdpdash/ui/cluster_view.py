@@ -20,6 +20,7 @@ from tpdpdash.units import (
     format_share,
     format_temperature,
     format_time,
+    percent,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
             t("GPU"): str(device.index),
             t("Model"): plain(device.name or (t("lost") if device.lost else t(UNKNOWN))),
             "UUID": plain(device.uuid)[:UUID_CHARS] + "…" if device.uuid else t(UNKNOWN),
-            t("Used"): _used_frac(device),
+            t("Used"): _used_percent(device),
             t("Memory"): _memory_text(device),
             t("Load"): format_share(device.utilisation_frac),
             t("Power"): format_power(device.power_w),
@@ -109,11 +110,11 @@ def device_rows(devices: tuple[DetectedDevice, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _used_frac(device: DetectedDevice) -> float | None:
+def _used_percent(device: DetectedDevice) -> float | None:
     """For the bar; nothing is drawn where it is unknown."""
     if device.used_bytes is None or not device.total_bytes:
         return None
-    return device.used_bytes / device.total_bytes
+    return percent(device.used_bytes / device.total_bytes)
 
 
 def _links_text(device: DetectedDevice) -> str:
@@ -224,10 +225,9 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
     for link, where in ((cluster.scale_up, t("inside a domain")), (cluster.network, t("between domains"))):
         name = f"{plain(link.name)}, {where}"
         rows.append((name, format_bandwidth(link.bytes_per_s), *_origin(link.source)))
-        rows.append((t("{name}: latency", name=name), format_time(link.latency_s), t("catalogue"), ""))
-        rows.append(
-            (t("{name}: reached by large messages", name=name), format_share(link.efficiency), t("catalogue"), "")
-        )
+        latency, reached = (_origin(_source_of(link.sources, key)) for key in ("latency_s", "efficiency"))
+        rows.append((t("{name}: latency", name=name), format_time(link.latency_s), *latency))
+        rows.append((t("{name}: reached by large messages", name=name), format_share(link.efficiency), *reached))
     return pd.DataFrame(rows, columns=[t("Figure"), t("Value"), t("From"), t("Source")])
 
 

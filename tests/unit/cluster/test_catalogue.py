@@ -67,7 +67,10 @@ def test_the_default_cluster_of_a_device_has_links_with_sources(name: str) -> No
     for link in (cluster.scale_up, cluster.network):
         assert link.bytes_per_s > 0
         assert 0 < link.efficiency <= 1
-        assert link.source.source
+        assert set(link.sources) == {"bytes_per_s", "latency_s", "efficiency"}
+        assert all(source.source for source in link.sources.values())
+    assert cluster.network.kind == "network"
+    assert cluster.scale_up.kind in ("nvlink", "pcie", "xgmi", "shared-memory")
     assert cluster.network.bytes_per_s <= cluster.scale_up.bytes_per_s
 
 

@@ -267,7 +267,8 @@ def test_overridden_links_change_only_what_is_given() -> None:
     assert cluster.network.bytes_per_s == pytest.approx(6.25e9)
     assert cluster.network.latency_s == pytest.approx(9e-6)
     assert cluster.network.efficiency == usual.network.efficiency
-    assert cluster.network.source.kind == "given"
+    assert [cluster.network.sources[name].kind for name in ("bytes_per_s", "latency_s")] == ["given", "given"]
+    assert cluster.network.sources["efficiency"] == usual.network.sources["efficiency"]
     assert cluster.scale_up == usual.scale_up
     assert cluster.scale_up_domain_size == 4
 

@@ -58,6 +58,7 @@ def test_detected_gpus_have_the_catalogues_figures_and_the_drivers_memory() -> N
     assert cluster.device.sources["memory_bytes"].kind == "detected"
     assert cluster.scale_up.bytes_per_s == pytest.approx(450e9)
     assert cluster.scale_up.source.kind == "detected"
+    assert cluster.scale_up.sources["latency_s"].kind == "datasheet"
 
 
 def test_the_power_limit_that_is_set_is_what_energy_is_counted_with() -> None:
