@@ -21,6 +21,23 @@ class Fault:
     """What the sentence needs besides: limits, divisors, the nearest legal values (`nearest`)."""
 
 
+def range_values(value: float, low: float, high: float) -> dict[str, object]:
+    """What a sentence about a number outside its limits (both included) needs: them, and the nearest legal number."""
+    return {"low": low, "high": high, "nearest": min(max(value, low), high)}
+
+
+def out_of_range(field: str, value: float, low: float, high: float) -> Fault:
+    """A number that lies outside its limits, both included."""
+    return Fault(code="out_of_range", field=field, value=value, values=range_values(value, low, high))
+
+
+def whole_number_fault(field: str, value: object, low: int, high: int) -> Fault | None:
+    """What is wrong with a value that must be a whole number between two limits, both included."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return Fault(code="not_whole_number", field=field, value=value)
+    return None if low <= value <= high else out_of_range(field, value, low, high)
+
+
 def written(value: object) -> str:
     """repr of any value; whole numbers have more digits than Python writes when they come from hexadecimal."""
     try:

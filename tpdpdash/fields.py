@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from tpdpdash.faults import Fault
+from tpdpdash.faults import Fault, out_of_range
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,9 +36,15 @@ _CODES = {
 
 def nearest(word: object, choices: tuple[str, ...]) -> str | None:
     """The choice that is spelled most like `word`, whatever its case; None when nothing is alike."""
+    return next(iter(nearest_words(word, choices, most=1, cutoff=0.4)), None)
+
+
+def nearest_words(word: object, choices: tuple[str, ...], *, most: int = 3, cutoff: float = 0.5) -> tuple[str, ...]:
+    """The choices that are spelled most like `word`, whatever its case, best first: `most` of them, and only those
+    whose likeness (difflib's ratio) is at least `cutoff`."""
     by_lower = {choice.lower(): choice for choice in choices}
-    matches = get_close_matches(str(word)[:MAX_COMPARED].lower(), by_lower, n=1, cutoff=0.4)
-    return by_lower[matches[0]] if matches else None
+    matches = get_close_matches(str(word)[:MAX_COMPARED].lower(), by_lower, n=most, cutoff=cutoff)
+    return tuple(by_lower[match] for match in matches)
 
 
 @cache
@@ -99,18 +105,10 @@ def read_fields(
     broken = {fault.field.removeprefix(f"{path}.") for fault in faults}
     values: dict[str, Any] = {key: value for key, value in given.items() if key not in broken}
     for key in [key for key in values if key in limits]:
-        beyond = _beyond(values[key], *limits[key])
-        if beyond is not None:
-            wrong, closest = beyond
-            shown = {"low": limits[key][0], "high": limits[key][1], "nearest": closest}
-            faults.append(Fault(code="out_of_range", field=f"{path}.{key}", value=wrong, values=shown))
+        low, high = limits[key]
+        entries = values[key] if isinstance(values[key], tuple) else (values[key],)
+        wrong = [entry for entry in entries if not low <= entry <= high]
+        if wrong:
+            faults.append(out_of_range(f"{path}.{key}", wrong[0], low, high))
             del values[key]
     return values, faults
-
-
-def _beyond(value: Any, low: float, high: float) -> tuple[float, float] | None:
-    """The first number of a value (one, or a list of them) that is out of range, and the nearest that is not."""
-    for entry in value if isinstance(value, tuple) else (value,):
-        if not low <= entry <= high:
-            return entry, low if entry < low else high
-    return None

@@ -5,7 +5,8 @@ from typing import Literal
 
 import pytest
 
-from tpdpdash.fields import nearest, read_fields
+from tpdpdash.faults import whole_number_fault
+from tpdpdash.fields import nearest, nearest_words, read_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +69,19 @@ def test_limits_name_both_ends_and_the_nearest_legal_value():
 def test_a_misspelt_word_gets_the_nearest_choice_and_nonsense_gets_none():
     assert nearest("gren", ("red", "green")) == "green"
     assert nearest("zzzzzz", ("red", "green")) is None
+
+
+def test_words_that_are_alike_come_best_first_whatever_their_case():
+    assert nearest_words("GREN", ("Greed", "green", "red")) == ("green", "Greed", "red")
+    assert nearest_words("gren", ("greed", "green", "red"), most=1) == ("green",)
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "nearest_legal"),
+    [(0, "out_of_range", 1), (9, "out_of_range", 8), (True, "not_whole_number", None), (2.0, "not_whole_number", None)],
+)
+def test_what_must_be_a_whole_number_between_limits(value, code, nearest_legal):
+    fault = whole_number_fault("layout.tp", value, 1, 8)
+    assert (fault.code, fault.field, fault.value) == (code, "layout.tp", value)
+    assert fault.values.get("nearest") == nearest_legal
+    assert whole_number_fault("layout.tp", 8, 1, 8) is None

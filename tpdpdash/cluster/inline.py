@@ -19,7 +19,7 @@ from tpdpdash.cluster.figures import (
     spec_field,
 )
 from tpdpdash.cluster.spec import ClusterSpec, DeviceSpec, FigureSource, LinkSpec
-from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.faults import Fault, InvalidInputError, out_of_range
 from tpdpdash.fields import read_fields
 
 DEVICE_TABLE, LINK_TABLE = "cluster.device", "cluster.links"
@@ -76,8 +76,7 @@ def _too_much_usable(figures: Mapping[str, float]) -> list[Fault]:
     high = figures[memory_key] * spec_field(memory_key)[1] / spec_field("usable_gib")[1]
     if usable <= high:
         return []
-    values = {"low": 0, "high": high, "nearest": high}
-    return [Fault(code="out_of_range", field=f"{DEVICE_TABLE}.usable_gib", value=usable, values=values)]
+    return [out_of_range(f"{DEVICE_TABLE}.usable_gib", usable, 0, high)]
 
 
 def _described(figures: Mapping[str, float], name: str) -> DeviceSpec:

@@ -18,7 +18,7 @@ from tpdpdash.cluster.catalogue import (
 from tpdpdash.cluster.detection import DetectedDevice, Detection, HostMemory
 from tpdpdash.cluster.spec import ClusterSpec, DeviceSpec, FigureSource, LinkSpec
 from tpdpdash.cluster.topology import GENERATIONS, joined_by_nvlink, nvlink_bytes_per_s
-from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.faults import Fault, InvalidInputError, range_values
 from tpdpdash.fields import nearest
 from tpdpdash.units import format_memory
 
@@ -57,7 +57,7 @@ def read_local(detection: Detection, *, nodes: int | None = None, devices_per_no
         ranks = devices_per_node or max(detection.host.cores, 1)
         return LocalCluster(cluster=cpu_cluster(detection.host, ranks=ranks, nodes=nodes or 1))
     if devices_per_node is not None and devices_per_node > count:
-        values = {"low": 1, "high": count, "nearest": count}
+        values = range_values(devices_per_node, 1, count)
         raise InvalidInputError(
             [Fault(code="more_than_detected", field="cluster.devices_per_node", value=devices_per_node, values=values)]
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.faults import range_values
 from tpdpdash.layout.layout import RECOMPUTES
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
 from tpdpdash.layout.world import nearest_of
@@ -35,7 +36,7 @@ def _batch_range(facts: Facts, c: LayoutColumns) -> Flags:
 
 
 def _in_range(value: int, high: int) -> Explained:
-    return Explained(value=value, values={"low": 1, "high": high, "nearest": min(max(value, 1), high)})
+    return Explained(value=value, values=range_values(value, 1, high))
 
 
 def _position_table(facts: Facts, c: LayoutColumns) -> Flags:
@@ -92,9 +93,7 @@ def _recompute_range(_facts: Facts, c: LayoutColumns) -> Flags:
 
 
 def _explain_recompute_range(_facts: Facts, layout: Layout) -> Explained:
-    given, high = layout.recompute_num_layers or 0, max(layout.layers_per_stage, default=1)
-    values = {"low": 1, "high": high, "nearest": min(max(given, 1), high)}
-    return Explained(value=layout.recompute_num_layers, values=values)
+    return _in_range(layout.recompute_num_layers or 0, max(layout.layers_per_stage, default=1))
 
 
 def _recompute_unused(_facts: Facts, c: LayoutColumns) -> Flags:

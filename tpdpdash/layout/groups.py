@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.faults import InvalidInputError, out_of_range
 from tpdpdash.layout.grid import (
     complete_rank_order,
     orthogonal_groups,
@@ -187,10 +187,7 @@ def group_of(layout: Layout, kind: str, rank: int) -> tuple[int, ...]:
 
 def _refuse_rank(layout: Layout, rank: int) -> None:
     if not 0 <= rank < layout.world_size:
-        high = layout.world_size - 1
-        nearest = min(max(rank, 0), high)
-        values = {"low": 0, "high": high, "nearest": nearest}
-        raise InvalidInputError([Fault(code="out_of_range", field="rank", value=rank, values=values)])
+        raise InvalidInputError([out_of_range("rank", rank, 0, layout.world_size - 1)])
 
 
 def nodes_of(ranks: Iterable[int], devices_per_node: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from tpdpdash.layout.frameworks import overlap_habit
 from tpdpdash.layout.grid import rank_order_faults
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.rules import check_layout
+from tpdpdash.layout.shard_rules import ZERO_STAGES
 from tpdpdash.layout.stages import even_stage_layers, pinned_stage_layers
 from tpdpdash.layout.world import range_faults, world_faults
 
@@ -70,7 +71,8 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
     """Every key filled in, with the faults found on the way; nothing is raised."""
     given = pins.given()
     faults = range_faults({name: given[name] for name in POSITIVE if name in given})
-    faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=0, high=3)
+    low, high = ZERO_STAGES
+    faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=low, high=high)
     faults += [
         _unknown(name, given[name], known) for name, known in CHOICES.items() if given.get(name, known[0]) not in known
     ]

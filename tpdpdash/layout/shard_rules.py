@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.faults import range_values
 from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
 from tpdpdash.layout.world import nearest_of
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 REPLICATES_KV = MEGATRON | {"jax"}
 """Frameworks that give each rank a copy of a KV head where tp exceeds the KV heads."""
 MOST_LEGAL_SHOWN = 16
+ZERO_STAGES = (0, 3)
+"""The lowest and the highest of the whole numbers that a ZeRO stage can be."""
 
 
 # ------------------------------------------------------------------------------------------------ world
@@ -120,7 +123,8 @@ def _explain_shard_size(_facts: Facts, layout: Layout) -> Explained:
 
 
 def _zero_range(_facts: Facts, c: LayoutColumns) -> Flags:
-    return flags(~np.isin(c.zero_stage, (0.0, 1.0, 2.0, 3.0)))
+    low, high = ZERO_STAGES
+    return flags(~np.isin(c.zero_stage, np.arange(low, high + 1)))
 
 
 def _zero_with_pipeline(_facts: Facts, c: LayoutColumns) -> Flags:
@@ -180,8 +184,11 @@ def _explain_precision(facts: Facts, _layout: Layout) -> Explained:
 
 
 def _explain_zero(facts: Facts, layout: Layout) -> Explained:
-    values = {"framework": facts.framework, "pp": layout.pp, "low": 0, "high": 3, "nearest": 1}
-    return Explained(value=layout.zero_stage, values=values)
+    return Explained(value=layout.zero_stage, values={"framework": facts.framework, "pp": layout.pp, "nearest": 1})
+
+
+def _explain_zero_range(_facts: Facts, layout: Layout) -> Explained:
+    return Explained(value=layout.zero_stage, values=range_values(layout.zero_stage, *ZERO_STAGES))
 
 
 SHARD_RULES: tuple[Rule, ...] = (
@@ -211,7 +218,7 @@ SHARD_RULES: tuple[Rule, ...] = (
     Rule(
         code="shard_size_not_divisor", field="layout.dp_shard_size", violated=_shard_size, explain=_explain_shard_size
     ),
-    Rule(code="out_of_range", field="layout.zero_stage", violated=_zero_range, explain=_explain_zero),
+    Rule(code="out_of_range", field="layout.zero_stage", violated=_zero_range, explain=_explain_zero_range),
     Rule(
         code="zero_with_pipeline",
         field="layout.zero_stage",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpdpdash.faults import Fault
+from tpdpdash.faults import Fault, whole_number_fault
 from tpdpdash.units import ceil_div, divisors
 
 MAX_DEGREE = 2**20
@@ -15,15 +15,8 @@ def range_faults(
     values: Mapping[str, object], *, low: int = 1, high: int = MAX_DEGREE, prefix: str = "layout."
 ) -> list[Fault]:
     """Whole numbers between low and high, one fault a field."""
-    faults = []
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            faults.append(Fault(code="not_whole_number", field=prefix + name, value=value))
-        elif not low <= value <= high:
-            nearest = min(max(value, low), high)
-            limits = {"low": low, "high": high, "nearest": nearest}
-            faults.append(Fault(code="out_of_range", field=prefix + name, value=value, values=limits))
-    return faults
+    found = (whole_number_fault(prefix + name, value, low, high) for name, value in values.items())
+    return [fault for fault in found if fault is not None]
 
 
 def nearest_of(choices: list[int], value: int) -> tuple[int, ...]:

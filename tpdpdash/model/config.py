@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.fields import nearest_words
 from tpdpdash.model.config_json import parse_config, read_config_bytes
 from tpdpdash.model.families import Family, Rule, families
 from tpdpdash.model.names import shown_name
@@ -165,7 +165,7 @@ def _family_of(section: Section) -> tuple[Family, list[Fault]]:
 
 
 def _unknown_architecture(section: Section, key: str, value: str) -> Fault:
-    nearest = difflib.get_close_matches(value[:64], families(), n=3, cutoff=0.6)
+    nearest = nearest_words(value, tuple(families()), cutoff=0.6)
     return Fault(code="unknown_architecture", field=section.label(key), value=value, values={"nearest": nearest})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.model.rules import whole_number_fault
+from tpdpdash.model.rules import number_fault
 from tpdpdash.model.section import ABSENT, Section
 
 Pattern = Callable[[Section, int], set[int]]
@@ -17,7 +17,7 @@ def _number(section: Section, key: str, default: int, low: int, high: int) -> in
     value = section.get(key)
     if value is ABSENT or value is None:
         return default
-    fault = whole_number_fault(value, section.label(key), low, high)
+    fault = number_fault(value, section.label(key), low, high)
     if fault is not None or not isinstance(value, int):
         raise InvalidInputError([fault] if fault else [])
     return value
@@ -30,7 +30,7 @@ def _numbers(section: Section, key: str, num_layers: int) -> set[int] | None:
         return None
     if not isinstance(value, list):
         raise InvalidInputError([Fault(code="not_list", field=section.label(key), value=value)])
-    faults = [whole_number_fault(item, section.label(key), 0, num_layers - 1) for item in value]
+    faults = [number_fault(item, section.label(key), 0, num_layers - 1) for item in value]
     if any(faults):
         raise InvalidInputError([fault for fault in faults if fault is not None])
     return set(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.fields import nearest_words
 from tpdpdash.model.config import read_config_table
 from tpdpdash.model.names import check_name
 from tpdpdash.model.spec import ModelSpec
@@ -43,8 +43,7 @@ def preset(name: str, field: str = FIELD) -> ModelSpec:
     known = check_name(name, field).lower()
     entry = _presets().get(known)
     if entry is None:
-        nearest = difflib.get_close_matches(known, preset_names(), n=3, cutoff=0.5)
-        values = {"choices": preset_names(), "nearest": nearest}
+        values = {"choices": preset_names(), "nearest": nearest_words(known, preset_names())}
         raise InvalidInputError([Fault(code="unknown_choice", field=field, value=name, values=values)])
     spec = read_config_table(entry["config"], f"preset {known}").spec
     return replace(spec, name=known, source=f"preset:{known}")

@@ -7,10 +7,10 @@ person wrote the field's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tpdpdash.faults import Fault
+from tpdpdash.faults import Fault, out_of_range, whole_number_fault
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.units import divisors, nearest_multiples
 
@@ -56,18 +56,12 @@ class LongNumber(str):
     __slots__ = ()
 
 
-def whole_number_fault(value: object, label: str, low: int, high: int) -> Fault | None:
-    """What is wrong with a value that must be a whole number between two limits, both included."""
+def number_fault(value: object, label: str, low: int, high: int) -> Fault | None:
+    """What is wrong with a number of a config: as any whole number's, and it may be too long to be read."""
     if isinstance(value, LongNumber):
-        nearest = low if value.startswith("-") else high
-        limits = {"low": low, "high": high, "nearest": nearest}
-        return Fault(code="out_of_range", field=label, value=str(value), values=limits)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return Fault(code="not_whole_number", field=label, value=value)
-    if not low <= value <= high:
-        limits = {"low": low, "high": high, "nearest": min(max(value, low), high)}
-        return Fault(code="out_of_range", field=label, value=value, values=limits)
-    return None
+        beyond = low - 1 if value.startswith("-") else high + 1
+        return replace(out_of_range(label, beyond, low, high), value=str(value))
+    return whole_number_fault(label, value, low, high)
 
 
 def _field_fault(field: str, value: object, label: str) -> Fault | None:
@@ -85,7 +79,7 @@ def _field_fault(field: str, value: object, label: str) -> Fault | None:
         return None if whole else Fault(code="not_list", field=label, value=value)
     if kind is str:
         return None if isinstance(value, str) else Fault(code="not_text", field=label, value=value)
-    return whole_number_fault(value, label, *LIMITS[field])
+    return number_fault(value, label, *LIMITS[field])
 
 
 def _divisor_fault(label: str, value: int, dividend_label: str, dividend: int) -> Fault:
@@ -138,15 +132,14 @@ def _expert_faults(known: Mapping[str, Any], wrong: frozenset[str], label: Label
     faults = _needed_with(known, wrong, label, "num_experts", needed, ("shared_expert_ffn_hidden_size",))
     experts, top_k = known.get("num_experts"), known.get("num_experts_per_token")
     if experts and top_k and top_k > experts:
-        limits = {"low": 1, "high": experts, "nearest": experts}
-        faults.append(Fault(code="out_of_range", field=label("num_experts_per_token"), value=top_k, values=limits))
+        faults.append(out_of_range(label("num_experts_per_token"), top_k, 1, experts))
     layers = known.get("num_layers")
     if not layers:
         return faults
     for field, low in (("first_k_dense_layers", 0), ("moe_layer_interval", 1)):
-        found = whole_number_fault(known.get(field, low), label(field), low, layers)
+        found = number_fault(known.get(field, low), label(field), low, layers)
         faults += [found] if found else []
-    dense = (whole_number_fault(layer, label("dense_layers"), 0, layers - 1) for layer in known.get("dense_layers", ()))
+    dense = (number_fault(layer, label("dense_layers"), 0, layers - 1) for layer in known.get("dense_layers", ()))
     return faults + [found for found in dense if found]
 
 
