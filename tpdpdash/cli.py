@@ -17,6 +17,7 @@ from tpdpdash.report import facts, history, plans, scores
 from tpdpdash.text import fault_lines, t
 
 if TYPE_CHECKING:
+    from tpdpdash.cluster.spec import ClusterSpec
     from tpdpdash.job import Job
     from tpdpdash.run.change import Change
     from tpdpdash.run.folder import RunFolder
@@ -181,7 +182,8 @@ def run(
     _tell(fault_lines(wanted.notices))
     planned, changes = _rehearsed(wanted) if rehearse else (runnable(wanted), ())
     prediction = estimate_job(planned).to_json()
-    against = failed(preflight(planned, prediction=prediction))
+    here = None if planned.cluster.device.is_cpu else _gpus_here()
+    against = failed(preflight(planned, here=here, prediction=prediction))
     if against:
         raise InvalidInputError(against)
     folder = start_run(planned, asked=asked, prediction=prediction, changes=changes)
@@ -190,13 +192,27 @@ def run(
         raise typer.Exit(_follow(folder))
 
 
+def _gpus_here() -> ClusterSpec | None:
+    """This machine's GPUs; None where there is none that can be planned with."""
+    from tpdpdash.cluster.local import read_local
+    from tpdpdash.job import detect_here
+
+    try:
+        return read_local(detect_here()).cluster
+    except InvalidInputError as unknown:
+        _tell(fault_lines(unknown.faults))
+        return None
+
+
 def _rehearsed(wanted: Job) -> tuple[Job, tuple[Change, ...]]:
     """The job shrunken to this machine; every change is told before anything starts."""
-    from tpdpdash.cluster.local import local_cluster
+    from tpdpdash.cluster.local import read_local
     from tpdpdash.job import detect_here
     from tpdpdash.run.rehearsal import rehearse
 
-    rehearsal = rehearse(wanted, local_cluster(detect_here()))
+    local = read_local(detect_here())
+    _tell(fault_lines(local.notices))
+    rehearsal = rehearse(wanted, local.cluster)
     _tell(history.change_lines(rehearsal.changes))
     return rehearsal.job, rehearsal.changes
 
@@ -277,8 +293,9 @@ def logs(
     """What a run wrote to its logs."""
     folder = _find(name)
     paths = [folder.agent_log] if rank is None else list(folder.rank_outputs(rank).values())
-    if rank is not None and not paths:
-        raise InvalidInputError([Fault(code="no_rank_log", field="--rank", value=rank)])
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise InvalidInputError([Fault(code="no_log", field="--rank", value="agent" if rank is None else rank)])
     for path in paths:
         with path.open(encoding="utf-8", errors="replace") as log:
             shutil.copyfileobj(log, sys.stdout)

@@ -72,6 +72,16 @@ class Job:
         return resolve_layout(self.pins, self.model, self.training, world_size, self.cluster)
 
 
+DEFAULT_STEPS = 20
+"""Steps of a run whose job states none."""
+
+
+def as_builtin(job: Job) -> Job:
+    """The job as the built-in worker runs it: under that framework's rules and habits, for a stated number of steps."""
+    steps = DEFAULT_STEPS if job.training.steps is None else job.training.steps
+    return replace(job, training=replace(job.training, framework="builtin", steps=steps))
+
+
 def pins_of(layout: Layout) -> LayoutPins:
     """Pins that fix every key of a layout."""
     return LayoutPins(**{field.name: getattr(layout, field.name) for field in fields(layout)})

@@ -12,7 +12,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from tpdpdash.state_dir import state_dir
+from tpdpdash.state_dir import made_private, state_dir
 
 TOKEN_BYTES = 32
 MAX_TOKEN_CHARS = 200
@@ -20,7 +20,7 @@ MAX_TOKEN_CHARS = 200
 
 def token_path() -> Path:
     """Where the start token is kept."""
-    return state_dir() / "start-token"
+    return made_private(state_dir()) / "start-token"
 
 
 def start_token() -> str:

@@ -210,7 +210,7 @@ FAULT_TEXTS: dict[str, str] = {
     # run
     "run_name_illegal": "{field}: {value} is not the name of a run",
     "run_unknown": "{field}: there is no run {value}",
-    "no_rank_log": "{field} {value}: that rank wrote no log",
+    "no_log": "{field} {value}: there is no such log",
     "run_ambiguous": "{field}: {value} could be {candidates}",
     "run_not_started": "the run was not started: {value}: {reason}",
     "rank_killed": "rank {rank} was killed ({signal}): usually by the kernel because the machine ran out of memory "
@@ -225,6 +225,9 @@ FAULT_TEXTS: dict[str, str] = {
     "supervisor_failed": "the supervisor failed: {error}",
     "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
     "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
+    "preflight_devices": "{ranks} ranks on {asked} were asked for; this machine has: {here}: rehearse it (--rehearse), or "
+    'give cluster.device = "local"',
+    "preflight_fits": "it does not fit: {needed} of {available} on each device",
     "preflight_memory": "the ranks need more memory than is free here: {needed} of {available}",
     "preflight_platform": "runs need Linux; this is {platform}",
     "preflight_torch": "torch is not installed here",

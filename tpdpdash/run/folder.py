@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.state_dir import state_dir
 
 RUNS_VARIABLE = "TPDPDASH_RUNS"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9][a-z0-9.-]{0,63}")
@@ -116,9 +117,7 @@ def runs_root(environ: Mapping[str, str]) -> Path:
     """Where runs live: $TPDPDASH_RUNS, else the user's state directory. Raises InvalidInputError: ~nobody."""
     given = environ.get(RUNS_VARIABLE)
     if not given:
-        from platformdirs import user_state_path
-
-        return user_state_path("tpdpdash", appauthor=False) / "runs"
+        return state_dir() / "runs"
     try:
         return Path(given).expanduser().absolute()
     except (OSError, RuntimeError) as wrong:

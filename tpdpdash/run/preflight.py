@@ -7,15 +7,16 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from tpdpdash.cluster.detection import HostMemory
 from tpdpdash.cluster.host import host_memory
+from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.job import Job
+from tpdpdash.job import Job, as_builtin
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rules import check_layout
 from tpdpdash.run.folder import runs_root
@@ -33,7 +34,7 @@ class Check:
     """One thing that was looked at."""
 
     code: str
-    """layout, world_size, platform, torch, cores, memory, runs_folder, disk, port."""
+    """layout, world_size, devices, fits, platform, torch, cores, memory, runs_folder, disk."""
     level: Level
     """ok; warning: it will run, but badly; failed: it would not run."""
     values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,15 +46,17 @@ class Check:
 def preflight(
     job: Job,
     *,
+    here: ClusterSpec | None = None,
     prediction: Mapping[str, Any] | None = None,
     root: Path | None = None,
     host: HostMemory | None = None,
 ) -> list[Check]:
     """Everything that is looked at before a Job starts on this machine with the built-in worker.
 
-    `prediction`: estimate of the job (design.md §7's object), for its memory. Starts and writes nothing.
+    `here`: this machine's devices; None = no GPU. `prediction`: estimate of the job (the object of `estimate --json`),
+    for its memory. Starts and writes nothing.
     """
-    here = host or host_memory()
+    memory = host or host_memory()
     where = root or runs_root(os.environ)
     try:
         layout = job.layout()
@@ -62,10 +65,10 @@ def preflight(
     return [
         _layout_check(job, layout),
         _world_check(job, layout),
-        _cores_check(job, layout, here),
-        _memory_check(job, layout, here, prediction),
+        _cores_check(job, layout, memory),
+        _memory_check(job, layout, memory, prediction),
+        *_gpu_checks(job, layout, here, prediction),
         *_machine_checks(where),
-        Check(code="port", level="ok"),
     ]
 
 
@@ -86,8 +89,7 @@ def _size(value: object) -> str:
 
 def _layout_check(job: Job, layout: Layout) -> Check:
     """Whether the built-in worker can run it: the same rules that the worker itself asks."""
-    training = replace(job.training, framework="builtin")
-    faults = tuple(check_layout(job.model, training, job.cluster, layout))
+    faults = tuple(check_layout(job.model, as_builtin(job).training, job.cluster, layout))
     return Check(code="layout", level="failed" if faults else "ok", faults=faults)
 
 
@@ -97,6 +99,28 @@ def _world_check(job: Job, layout: Layout) -> Check:
     is_one_machine = job.world_follows_layout or job.cluster.nodes == 1
     fits = job.world_follows_layout or layout.world_size <= job.cluster.devices_per_node
     return Check(code="world_size", level="ok" if is_one_machine and fits else "failed", values=values)
+
+
+def _gpu_checks(
+    job: Job, layout: Layout, here: ClusterSpec | None, prediction: Mapping[str, Any] | None
+) -> list[Check]:
+    """Whether the GPUs that the job is for are the ones of this machine, and hold it; nothing to ask of a CPU job."""
+    if job.cluster.device.is_cpu:
+        return []
+    values = {"ranks": layout.world_size, "asked": job.cluster.device.name, "here": _devices_of(here)}
+    same = here is not None and here.device.name == job.cluster.device.name
+    enough = here is not None and here.devices_per_node >= layout.world_size
+    devices = Check(code="devices", level="ok" if same and enough else "failed", values=values)
+    peak = _predicted_peak_bytes(prediction)
+    if peak is None:
+        return [devices]
+    usable = job.cluster.device.usable_bytes
+    sizes = {"needed_bytes": peak, "available_bytes": usable}
+    return [devices, Check(code="fits", level="ok" if peak <= usable else "failed", values=sizes)]
+
+
+def _devices_of(here: ClusterSpec | None) -> str:
+    return "CPU" if here is None or here.device.is_cpu else f"{here.devices_per_node} × {here.device.name}"
 
 
 def _cores_check(job: Job, layout: Layout, host: HostMemory) -> Check:

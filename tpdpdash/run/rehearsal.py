@@ -11,12 +11,11 @@ from typing import Any
 from tpdpdash.cluster.host import host_memory
 from tpdpdash.cluster.local import cpu_cluster, with_ranks
 from tpdpdash.cluster.spec import ClusterSpec
-from tpdpdash.job import Job, pins_of
+from tpdpdash.job import DEFAULT_STEPS, Job, pins_of
 from tpdpdash.layout.layout import Layout, LayoutPins, Schedule
 from tpdpdash.layout.resolve import resolve_layout
 from tpdpdash.run.change import Change, Reason
 from tpdpdash.run.shrink import shrink_model
-from tpdpdash.run.start import DEFAULT_STEPS
 from tpdpdash.training import Precision, Training
 
 MAX_RANKS = 16

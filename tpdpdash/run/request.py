@@ -23,6 +23,7 @@ from tpdpdash.run.folder import RunFolder, new_run_folder, read_json, run_ids, r
 from tpdpdash.run.processes import end_processes
 from tpdpdash.run.ranks import tail_text
 from tpdpdash.run.shim import PARENT_VARIABLE
+from tpdpdash.state_dir import made_private, state_dir
 from tpdpdash.telemetry.record import RUN_ID_VARIABLE
 
 START_LIMIT_S = 60.0
@@ -74,10 +75,7 @@ def start_request(request: RunRequest, *, request_id: str | None = None, root: P
 @contextmanager
 def _one_at_a_time(root: Path) -> Iterator[None]:
     """A lock in the user's state directory: only run folders stand among the runs."""
-    from platformdirs import user_state_path
-
-    locks = user_state_path("tpdpdash", appauthor=False) / "locks"
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    locks = made_private(made_private(state_dir()) / "locks")
     name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
     with FileLock(locks / f"start-{name}.lock", timeout=_LOCK_LIMIT_S):
         yield

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tpdpdash.job import Job, write_job
+from tpdpdash.job import Job, as_builtin, write_job
 from tpdpdash.run.change import Change
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.request import RunRequest, start_request
-
-DEFAULT_STEPS = 20
-"""Steps of a run that states none."""
 
 
 def runnable(job: Job) -> Job:
@@ -23,8 +20,7 @@ def runnable(job: Job) -> Job:
 
     Raises InvalidInputError with every fault, those of the worker's limits included.
     """
-    steps = DEFAULT_STEPS if job.training.steps is None else job.training.steps
-    return replace(job, training=replace(job.training, framework="builtin", steps=steps)).resolved()
+    return as_builtin(job).resolved()
 
 
 def start_run(

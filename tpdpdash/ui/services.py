@@ -212,7 +212,8 @@ def preflight_of(job: Job) -> Sequence[Check]:
     """What would go wrong on this machine. Raises InvalidInputError when the job has no estimate."""
     from tpdpdash.run.preflight import preflight
 
-    return preflight(job, prediction=estimate_for(job).to_json())
+    here = None if job.cluster.device.is_cpu else read_local_cluster()[0]
+    return preflight(job, here=here, prediction=estimate_for(job).to_json())
 
 
 def start(job: Job, *, asked: Job, changes: Sequence[Change], request_id: str) -> RunFolder:

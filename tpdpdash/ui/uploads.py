@@ -8,16 +8,14 @@ import re
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.state_dir import state_dir
+from tpdpdash.state_dir import made_private, state_dir
 
 PREFIX = "config:"
 HASH_CHARS = 16
 
 
 def _folder() -> Path:
-    folder = state_dir() / "configs"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return made_private(made_private(state_dir()) / "configs")
 
 
 def keep_config(data: bytes, name: str) -> str:

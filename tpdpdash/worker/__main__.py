@@ -6,11 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.job import Job, read_job
+from tpdpdash.job import Job, as_builtin, read_job
 from tpdpdash.layout.groups import coordinates
 from tpdpdash.layout.layout import Layout
 from tpdpdash.text import fault_lines
@@ -33,11 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*fault_lines(refused.faults), sep="\n", file=sys.stderr)
         return BAD_INPUT
     return 0
-
-
-def as_builtin(job: Job) -> Job:
-    """The job under this framework: its rules and its habits, whatever the job was planned for."""
-    return replace(job, training=replace(job.training, framework="builtin"))
 
 
 def run(job: Job, layout: Layout, run_dir: Path, text: Path | None) -> None:

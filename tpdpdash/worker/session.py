@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import DEFAULT_STEPS
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rules import check_layout
 from tpdpdash.model.spec import ModelSpec
@@ -26,8 +27,6 @@ from tpdpdash.worker.train import SEED, Place, Trainer
 if TYPE_CHECKING:
     from tpdpdash.job import Job
 
-DEFAULT_STEPS = 20
-"""Steps of a run whose job does not say."""
 START_TIMEOUT = timedelta(seconds=300)
 """While ranks import and build at their own pace: many ranks on few cores take minutes."""
 STEP_TIMEOUT_S = 60.0

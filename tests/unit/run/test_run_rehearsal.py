@@ -173,3 +173,14 @@ def test_preflight_compares_the_predicted_memory_of_all_ranks_with_what_is_free(
     assert codes(run, prediction={"memory": {"peak_bytes": 1 * GIB}})["memory"] == "ok"
     faults = failed(preflight(run, host=HOST, prediction={"memory": {"peak_bytes": 3 * GIB}}))
     assert fault_lines(faults) == ["the ranks need more memory than is free here: 24.0 GiB of 20.0 GiB"]
+
+
+def test_preflight_asks_for_the_gpus_that_the_job_names_and_for_their_memory() -> None:
+    job = job_of("llama-3-8b", layout="tp = 8")
+    alone = {check.code: check for check in preflight(job, host=HOST)}
+    assert alone["devices"].level == "failed"
+    assert "this machine has: CPU" in fault_lines(failed([alone["devices"]]))[0]
+    too_large = {"memory": {"peak_bytes": 90 * GIB}}
+    here = {check.code: check.level for check in preflight(job, host=HOST, here=job.cluster, prediction=too_large)}
+    assert (here["devices"], here["fits"]) == ("ok", "failed")
+    assert "devices" not in {check.code for check in preflight(rehearse(job, HERE).job, host=HOST)}
