@@ -38,7 +38,7 @@ def devices_now() -> None:
         return
     parts.cards(cluster_view.live_metrics(detection))
     with parts.card(t("Devices"), t("read every {s} s; what the driver does not report is unknown", s=int(REFRESH_S))):
-        used = st.column_config.ProgressColumn(min_value=0.0, max_value=1.0, format="percent", width="small")
+        used = st.column_config.ProgressColumn(min_value=0.0, max_value=100.0, format="%.0f %%", width="small")
         st.dataframe(
             pd.DataFrame(cluster_view.device_rows(detection.devices)),
             key="devices",

@@ -9,9 +9,10 @@ import streamlit as st  # noqa: E402 - a page that is run without app.py must le
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import access, parts, runs_view, services, shell, state, watch_parts  # noqa: E402
-from tpdpdash.ui.live import LiveRun  # noqa: E402
+from tpdpdash.ui.live import Look  # noqa: E402
 
 REFRESH_S = 1.0
+HISTORY_REFRESH_S = 5.0
 PAUSED = "watch-paused"
 
 
@@ -32,9 +33,9 @@ def empty() -> None:
     st.page_link(shell.page_path("launch"), label=t("Go to Launch"), icon=":material/rocket_launch:")
 
 
-def head(live: LiveRun) -> bool:
+def head(look: Look) -> bool:
     """Title, state, and the controls that act on the run; whether the charts are paused."""
-    view = live.look().view
+    view = look.view
     actions = parts.page_head(t("Watch"), runs_view.run_title(view), parts.state_chip(view.state))
     paused = bool(st.session_state.get(PAUSED)) and not view.is_over
     if view.is_over:
@@ -60,8 +61,9 @@ def _set_paused(value: bool) -> None:
 def run_screen(run_id: str) -> None:
     """One run."""
     live = services.reader(run_id)
-    paused = head(live)
-    was_over = live.look().view.is_over
+    # One look for the head and the timer: a run that ends between two would keep the head of a live one.
+    look = live.look()
+    paused, was_over = head(look), look.view.is_over
     timer = None if paused or was_over else REFRESH_S
 
     @st.fragment(run_every=timer)
@@ -74,6 +76,7 @@ def run_screen(run_id: str) -> None:
     charts()
 
 
+@st.fragment(run_every=HISTORY_REFRESH_S if services.count_live_runs() else None)
 def history() -> None:
     """All runs, with a filter; a click opens one."""
     with parts.card(t("Runs"), parts.truncated(services.RUNS_SHOWN, services.count_runs())) as right:

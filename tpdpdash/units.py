@@ -131,6 +131,11 @@ def gib(held_bytes: F) -> F:
     return held_bytes / GIB
 
 
+def percent(fraction: F) -> F:
+    """A share as a number of hundredths, for a bar or an axis that says so."""
+    return 100 * fraction
+
+
 def format_power(watts: float | None) -> str:
     """Power: 71 W, 1,070 W."""
     return f"{watts:,.0f} W" if _is_known(watts) else UNKNOWN

@@ -39,7 +39,7 @@ def test_the_answer_stands_first_with_speed_memory_and_runner_up() -> None:
     assert "tokens/s per GPU" in answer
     assert "to spare" in answer
     assert "runner-up" in answer
-    assert "No error known yet" in answer
+    assert "No error is known yet" in answer
 
 
 def test_six_cards_say_what_it_takes_and_cost_is_unknown_without_a_price() -> None:

@@ -18,12 +18,12 @@ AXIS_PX = 46
 FIGURE_PX, LABEL_PX = 66, 22
 
 
-def _spec(layers: list[Spec], *, theme: Theme, height: int, right: int = 8) -> Spec:
+def _spec(layers: list[Spec], *, theme: Theme, height: int) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
         # Streamlit leaves 20 px below a chart that does not say otherwise.
-        "padding": {"left": 4, "right": right, "top": 4, "bottom": 2},
+        "padding": {"left": 4, "right": 8, "top": 4, "bottom": 2},
         "layer": layers,
         "config": chart_theme(theme),
     }
@@ -231,6 +231,5 @@ def memory_spec(theme: Theme, num_rows: int) -> Spec:
         },
     }
     layers = [_bar_layer(x, key="bar"), predicted, limit, limit_text, figures]
-    # The figures stand in the padding at the right, the limit's name in that above.
-    spec = _spec(layers, theme=theme, height=num_rows * ROW_PX + AXIS_PX + LABEL_PX, right=FIGURE_PX + 6)
-    return {**spec, "padding": {**spec["padding"], "top": LABEL_PX}}
+    # The figures stand right of the axis, the limit's name above it: the browser leaves room for both.
+    return _spec(layers, theme=theme, height=num_rows * ROW_PX + AXIS_PX + LABEL_PX)

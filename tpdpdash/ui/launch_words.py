@@ -24,6 +24,8 @@ _CHECKS = {
 _GOOD = {
     "layout": "every degree divides what it must",
     "world_size": "{world_size} ranks, one a device",
+    "devices": "{here} here",
+    "fits": "{needed} of {available} on each device",
     "cores": "{ranks} ranks, {cores} cores",
     "memory": "{needed} needed of {available} free",
     "platform": "Linux",
@@ -56,7 +58,7 @@ def check_words(check: Check) -> str:
                  note=watch_words.shared_cores())  # fmt: skip
     if check.code == "memory" and _real(v, "available_bytes") is None:
         return t("{needed} needed; what is free is unknown", needed=format_memory(_real(v, "needed_bytes")))
-    return t(_GOOD[check.code], **_shown_values(v)) if check.code in _GOOD else t("good")
+    return parts.literal(t(_GOOD[check.code], **_shown_values(v))) if check.code in _GOOD else t("good")
 
 
 def _real(values: Mapping[str, object], name: str) -> float | None:

@@ -33,7 +33,7 @@ def inputs() -> None:
     faults = st.session_state.get(_UPLOAD_FAULTS)
     if faults:
         parts.faults(faults)
-        st.caption(t("Nothing else was changed."))
+        st.caption(t("Nothing was changed: the model is still {model}.", model=parts.literal(_model_name(view.model))))
 
 
 def _fields(view: state.JobState) -> None:

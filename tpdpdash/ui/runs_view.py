@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("State", "Model", "Layout", "Steps", "Took", "Started", "Cause", "Run")
 
-WIDTHS = {"State": 130, "Steps": 90, "Took": 80, "Started": 100, "Cause": 300}
+WIDTHS = {"State": 120, "Steps": 85, "Took": 75, "Started": 90, "Cause": 230, "Run": 225}
 """Pixels of the columns whose texts are short, and of the one that holds a sentence."""
 
 

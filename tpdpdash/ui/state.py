@@ -161,7 +161,7 @@ def address_faults() -> tuple[Fault, ...]:
 
 def tell(faults: tuple[Fault, ...]) -> None:
     """Something else of the address cannot be used: told as well until the next change of the view."""
-    st.session_state[_FAULTS] = faults
+    st.session_state[_FAULTS] = (*address_faults(), *faults)
 
 
 def choose_layout(code: str) -> None:
