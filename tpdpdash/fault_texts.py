@@ -1,0 +1,263 @@
+"""The sentence for each fault code, room by room. Nothing else stands here.
+
+A sentence may use {field}, {value} and whatever Fault.values holds; {nearest} is the nearest legal value or values.
+"""
+
+from __future__ import annotations
+
+FAULT_TEXTS: dict[str, str] = {
+    # any room
+    "missing": "{field} is missing",
+    "not_whole_number": "{field} must be a whole number, not {value}",
+    "not_number": "{field} must be a number, not {value}",
+    "not_text": "{field} must be text, not {value}",
+    "not_true_false": "{field} must be true or false, not {value}",
+    "not_list": "{field} must be a list, not {value}",
+    "not_table": "{field} must be a table of keys, not {value}",
+    "out_of_range": "{field} is {value}; it must lie between {low} and {high}; nearest legal value: {nearest}",
+    "unknown_key": "{field} is not a key here; nearest: {nearest}",
+    "unknown_choice": "{field} is {value}; it must be one of {choices}; nearest: {nearest}",
+    "not_divisible": "{field} is {value}; it must be divisible by {divisor_name} = {divisor}; nearest: {nearest}",
+    "conflicting_keys": "{field} cannot be given together with {other}",
+    # files
+    "file_missing": "{field}: there is no file {value}",
+    "file_too_large": "{field}: the file has {size} bytes; the limit is {limit}",
+    "file_unreadable": "{field}: {value} cannot be read: {reason}",
+    "not_toml": "{field}: not TOML: {reason}",
+    "unknown_framework": "{field} {value} is not known; its habits are taken from the nearest, {nearest}",
+    # model
+    "no_model": "{field} is missing: give model.preset, model.config, or the fields {needed}",
+    "name_empty": "{field}: a name is needed",
+    "name_too_long": "{field} is {value}: {length} characters; the limit is {limit} (and {byte_limit} bytes)",
+    "name_characters": "{field} is {value}: a name may hold letters, digits, '.', '_' and '-', but not {wrong}",
+    "name_edges": "{field} is {value}: a name may not begin with '.' or '-', nor end with '.'",
+    "name_reserved": "{field} is {value}: that name is reserved for a device on Windows",
+    "does_not_divide": "{field} is {value}; it must divide {dividend_name} = {dividend}; nearest: {nearest}",
+    "file_empty": "{field}: the file is empty",
+    "not_utf8": "{field}: not {encoding} text: byte {position} cannot be read",
+    "not_json": "{field}: not JSON: line {line}, column {column}: {reason}",
+    "nested_too_deep": "{field}: objects are nested too deep",
+    "file_is_html": "{field}: this is an HTML page, not a config.json: was the download an error page?",
+    "file_is_xml": "{field}: this is XML, not a config.json",
+    "file_is_pickle": "{field}: this is a pickle file, not a config.json; pickle is never loaded",
+    "file_is_safetensors": "{field}: this is a safetensors file of weights, not a config.json",
+    "file_is_zip": "{field}: this is a zip archive (PyTorch weights are), not a config.json",
+    "file_is_gzip": "{field}: this is a gzip archive, not a config.json",
+    "file_is_gguf": "{field}: this is a GGUF file of weights, not a config.json",
+    "file_is_hdf5": "{field}: this is an HDF5 file, not a config.json",
+    "file_is_git_lfs": "{field}: this is a Git LFS pointer, not the file itself: fetch it with git lfs pull",
+    "differing_keys": "{field} is {value}, but {other} = {other_value} says the same with another value",
+    "unknown_architecture": "{field} is {value}: an unknown architecture (decoder-only transformers are supported); "
+    "nearest: {nearest}",
+    "unsupported_value": "{field} is {value}: not supported; only {needed} is",
+    "unsupported_layers": "{field} is {value}: layers of these kinds, or in this order, are not supported",
+    "nested_config": "{field}: a wrapper inside a wrapper is not supported",
+    "not_a_model": "{field} is {value}: neither a preset, nor a file that ends in .json or a folder with a "
+    "config.json, nor a hub id of the form organisation/name",
+    "hub_unreachable": "{field} is {value}: no preset and no file of that name, and the Hugging Face hub cannot be "
+    "reached ({reason}): download its config.json and give the path",
+    "hub_gated": "{field} is {value}: the hub asks for a login for this model (`hf auth login`), or give the path of "
+    "its config.json",
+    "hub_no_model": "{field} is {value}: the Hugging Face hub has no such model, or it is private",
+    "hub_no_config": "{field} is {value}: this model has no config.json on the Hugging Face hub",
+    # model: notices
+    "duplicate_key": "{field} stands twice; the last value, {value}, counts",
+    "default_assumed": "{field} is not given: {value}, the default of this architecture, is assumed",
+    "decoder_assumed": "{field} is not given: read as {value}, an assumption",
+    "remote_code_ignored": "{field} points to code of the model's own: it is never run",
+    "prediction_layers_left_out": "{field} is {value}: multi-token prediction layers are not counted",
+    "wrapper_decides": "{field} is {value}, but the config around it decides: {used} counts",
+    "language_model_only": "{field}: only the language model is counted; vision and audio parts are left out",
+    # cluster
+    "ambiguous_device": "{field} {value} is not unambiguous: choose one of {candidates}, or give its figures",
+    "unknown_device": "{field} {value} is not in the catalogue (nearest: {nearest}): give its figures as a table: "
+    "{figures}",
+    "missing_figure": "{field} is missing: a described device needs {figures}",
+    "assumed_figures": "{field}: assumed, because not given: {value}",
+    "assumed_network": "{field} is not given: more than one node would be planned with an assumed {value} per device",
+    "no_bandwidth": "{field} is {value} with {nodes} nodes of {devices_per_node} devices, which must send over it: "
+    "give a bandwidth above 0",
+    "uneven_nodes": "{field}: uneven GPUs per node ({value}) are not supported; nearest: {nearest}",
+    "mixed_devices": "{field}: different GPUs here ({found}); planned with the smallest, {value}",
+    "partial_nvlink": "{field}: NVLink does not join all GPUs here; planned with {used} between them",
+    "more_than_detected": "{field} is {value}, but only {high} are visible here; nearest legal value: {nearest}",
+    "detected_device_unknown": "{field}: the GPU here, {value} (memory: {memory}), is not in the catalogue "
+    "(nearest: {nearest}): describe it with its figures: {figures}",
+    "unified_memory_device": "{field}: the GPU here, {value}, has unified memory: its driver reports none of its own; "
+    "{available} of the host's are available now: describe it with its figures: {figures}",
+    "no_gpu": "The NVIDIA driver is here, but it shows no GPU",
+    "no_driver": "No NVIDIA driver here (libnvidia-ml.so.1 is not found): the CPU is used, or describe a cluster",
+    "driver_not_loaded": "The NVIDIA driver is installed but not loaded: load it (modprobe nvidia) or reboot",
+    "driver_version_mismatch": "NVIDIA driver and library version mismatch, as after an update: reboot, or reload the "
+    "driver's modules; jobs that run already go on",
+    "driver_no_permission": "NVML: insufficient permissions for user {user}: look at the access rights of /dev/nvidia*",
+    "driver_failed": "NVML did not start: {reason}",
+    "gpu_lost": "GPU {value} is lost (fallen off the bus): reset it or reboot; the others work",
+    "gpu_unreachable": "GPU {value} does not answer: {reason}; the others work",
+    # layout
+    "rank_order_empty": "{field} is empty; give an order of {names}",
+    "rank_order_unknown_name": "{field} is {value}: {token} is no degree; use {names}; nearest: {nearest}",
+    "rank_order_repeated_name": "{field} is {value}: {token} stands there more than once",
+    "rank_order_missing_name": "{field} is {value}: it leaves out {token}, whose degree is {degree}",
+    "rank_order_pp_not_last": "{field} is {value}: with pp not last, dense and expert layers need the same data "
+    "parallel size, but they have {dp} and {expert_dp}; nearest: {nearest}",
+    "rank_order_splits_pipelines": "{field} is {value}: dense layers have pipelines of stride {stride}, experts of "
+    "stride {expert_stride}; nearest: {nearest}",
+    "world_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by {product} ({degrees}); "
+    "nearest: {nearest}; smallest world size for these degrees: {min_world_size}, next: {nearest_world_size}",
+    "dp_not_world": "{field} is {value}: the world size {world_size} over tp·cp·pp = {product} leaves dp {nearest}",
+    "expert_grid_not_divisible": "{field} is {value}: the world size {world_size} is not divisible by the expert grid "
+    "{product} ({degrees}); nearest: {nearest}",
+    "mesh_product": "{field} is {value}, but the mesh has {degrees} = {product} ranks",
+    "mesh_ep_not_divisor": "{field} is {value}; it must divide dp_shard·cp·tp = {product}; nearest: {nearest}",
+    "heads_not_divisible": "{field} is {value}; it must divide the {heads} attention heads; legal: {legal}; nearest: "
+    "{nearest}; pp that uses as many devices: {pp_instead}",
+    "kv_heads_not_divisible": "{field} is {value}; it must divide the {kv_heads} key/value heads, for this framework "
+    "keeps no copies of them; legal: {legal}; nearest: {nearest}",
+    "kv_heads_not_replicable": "{field} is {value}; it must divide the {kv_heads} key/value heads or be a multiple of "
+    "them; legal: {legal}; nearest: {nearest}",
+    "ffn_not_divisible": "{field} is {value}; it must divide ffn_hidden_size = {ffn_hidden_size}; legal: {legal}; "
+    "nearest: {nearest}",
+    "shared_ffn_not_divisible": "{field} is {value}; it must divide the shared experts' width "
+    "{shared_ffn_hidden_size}; legal: {legal}; nearest: {nearest}",
+    "no_experts": "{field} is {value}, but the model has no experts; nearest: {nearest}",
+    "experts_not_divisible": "{field} is {value}; it must divide the {experts} experts; nearest: {nearest}",
+    "expert_ffn_not_divisible": "{field} is {value}; it must divide moe_ffn_hidden_size = {moe_ffn_hidden_size}; "
+    "nearest: {nearest}",
+    "experts_need_sequence_parallel": "{field} is {value}; with ep {ep} and tp {tp} the experts need it; nearest: "
+    "{nearest}",
+    "degree_not_in_framework": "{field} is {value}, but {framework} has no such parallelism; nearest: {nearest}",
+    "shard_size_not_divisor": "{field} is {value}; it must divide dp = {dp}; nearest: {nearest}",
+    "zero_with_pipeline": "{field} is {value}; {framework} runs a pipeline (pp {pp}) with ZeRO 0 or 1 only; nearest: "
+    "{nearest}",
+    "zero_not_in_framework": "{field} is {value}; {framework} has ZeRO 0 and 1 only; nearest: {nearest}",
+    "precision_not_on_device": "{field} is {value}, which {device} does not support; legal: {legal}; nearest: "
+    "{nearest}",
+    "layers_not_divisible": "{field} is {value}; it must divide the {units} layers; nearest: {nearest}, or give "
+    "layers_per_stage, for instance {split}",
+    "stage_pin_without_pipeline": "{field} is {value}, but pp is 1: there is one stage, which has all layers",
+    "stage_layers_left_over": "{field} is {value}: the {left} layers left over do not divide over the {stages_left} "
+    "stages left over; nearest: {nearest}",
+    "more_stages_than_layers": "{field} is {value}, but the model has {num_layers} layers; nearest: {nearest}",
+    "stage_entries_not_pp": "{field} is {value}: {entries} entries for pp = {pp} stages; for instance {nearest}",
+    "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; for "
+    "instance {nearest}",
+    "stage_without_layers": "{field} is {value}: stage {stage} has no layer; for instance {nearest}",
+    "schedule_not_priced": "{field} is {value}, which is not built yet; use one of {choices}; nearest: {nearest}",
+    "interleaved_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
+    "pipeline_without_schedule": "{field} is {value}, but pp is {pp}; nearest: {nearest}",
+    "chunks_without_interleaving": "{field} is {value}, but schedule is {schedule}: several chunks need interleaved; "
+    "nearest: {nearest}",
+    "interleaved_needs_chunks": "{field} is {value}; an interleaved schedule needs at least 2; nearest: {nearest}",
+    "chunks_not_divisible": "{field} is {value}; it must divide the {layers} layers of stage {stage}; nearest: "
+    "{nearest}",
+    "interleaved_few_microbatches": "{field} is {value} with pp {pp}: it needs as many microbatches as stages, but "
+    "there "
+    "are {microbatches}; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "group_size_out_of_range": "{field} is {value}; it must lie between pp = {low} and the {high} microbatches; "
+    "nearest: {nearest}",
+    "group_remainder": "{field} is {value}: {microbatches} microbatches leave {remainder}, which must be 0 or at least "
+    "pp = {pp}; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "fewer_microbatches_than_stages": "{field} is {value}, but there are {microbatches} microbatches, and this "
+    "framework hangs with fewer than stages; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "batch_not_divisible": "{field} is {value}; it must be a multiple of micro_batch_size·dp = {micro_batch_size}·{dp} "
+    "= {multiple}; nearest: {nearest}; dp that fits: {nearest_dp}",
+    "sequence_not_divisible": "{field} is {value}; with cp {cp} and tp {tp} it must be a multiple of {multiple}; "
+    "nearest: {nearest}",
+    "sequence_beyond_positions": "{field} is {value}, but the model's position table has {rows} rows; nearest: "
+    "{nearest}",
+    "recompute_layers_unused": "{field} is {value}, but recompute is {recompute}: it goes with full recomputation "
+    "only; nearest: recompute {nearest}",
+    "tp_leaves_domain": "{field} is {value}: each tensor parallel group of {tp} ranks lies in {domains} NVLink domains "
+    "of {domain_size} and sends over the network; nearest: {nearest}",
+    "kv_weights_copied": "{field} is {value}, but the model has {kv_heads} key/value heads: their weights are held "
+    "{copies} times",
+    "vocabulary_padded": "{field} is {value}: {framework} pads it to {padded}, {added} rows more",
+    "interleaving_needs_overlap": "{field} is {value} with an interleaved schedule: Megatron needs "
+    "--overlap-p2p-communication",
+    "order_fixed_by_experts": "{field} is {value}: pp must stay last, for with ep {ep} dense layers have {dp} replicas "
+    "and experts {expert_dp}",
+    "few_microbatches": "{field} is {value}: {microbatches} microbatches for {stages} stages leave a large bubble",
+    "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
+    "mesh_axis_of_one": "{field} is {value}: nothing is divided over it; order, not names, decides",
+    # search
+    "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
+    # compare
+    "csv_is_markup": "{field}: this is HTML or XML, not CSV: was the download an error page?",
+    "csv_broken": "{field}: not CSV: line {line}: {reason}",
+    "csv_duplicate_column": "{field}: column {value} stands twice",
+    "csv_missing_column": "{field}: column {value} is missing: without it no row has a model",
+    "csv_nothing_measured": "{field}: no column holds a measured figure: at least one of {columns} is needed",
+    "ragged_row": "more cells than columns: {value}",
+    "bad_value": "{field} cannot be {value}",
+    "no_architecture": "{field} is not stated: no transformer can be built from the row",
+    "unknown_precision": "{field} {value} is not known",
+    # run
+    "run_name_illegal": "{field}: {value} is not the name of a run",
+    "run_unknown": "{field}: there is no run {value}",
+    "no_log": "{field} {value}: there is no such log",
+    "run_ambiguous": "{field}: {value} could be {candidates}",
+    "run_not_started": "the run was not started: {value}: {reason}",
+    "rank_killed": "rank {rank} was killed ({signal}): usually by the kernel because the machine ran out of memory "
+    "(host memory, not the GPU's)",
+    "rank_crashed": "rank {rank} crashed in native code ({signal})",
+    "rank_signalled": "rank {rank} was ended by {signal}",
+    "rank_raised": "rank {rank}: {error}",
+    "rank_exited": "rank {rank} ended with exit code {exit_code}",
+    "rank_left_early": "rank {rank} ended before the others, which lost their connection to it",
+    "agent_killed": "torchrun's agent was killed ({signal}); its ranks ended with it",
+    "agent_failed": "torchrun failed: {error}",
+    "supervisor_failed": "the supervisor failed: {error}",
+    "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
+    "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
+    "preflight_devices": "{ranks} ranks on {asked} were asked for; this machine has: {here}: rehearse it (--rehearse), or "
+    'give cluster.device = "local"',
+    "preflight_fits": "it does not fit: {needed} of {available} on each device",
+    "preflight_memory": "the ranks need more memory than is free here: {needed} of {available}",
+    "preflight_platform": "runs need Linux; this is {platform}",
+    "preflight_torch": "torch is not installed here",
+    "preflight_runs_folder": "{path} cannot be written to",
+    "preflight_disk": "{path}: {free} are free; {needed} are needed",
+    # worker
+    "builtin_no_context_parallel": "{field} is {value}: the built-in worker has no context parallelism; "
+    "nearest: {nearest}",
+    "builtin_no_expert_parallel": "{field} is {value}: the built-in worker has no expert parallelism; "
+    "nearest: {nearest}",
+    "builtin_no_zero": "{field} is {value}: the built-in worker runs ZeRO 0 and 1; nearest: {nearest}",
+    "builtin_no_interleaving": "{field} is {value}: the built-in worker runs gpipe and 1f1b; nearest: {nearest}",
+    "builtin_no_offload": "{field} is {value}: the built-in worker keeps everything on the device; nearest: {nearest}",
+    "builtin_no_experts": "{field} is {value}: the built-in worker builds dense layers only; nearest: {nearest}",
+    "builtin_no_mla": "{field} is {value}: the built-in worker has no multi-head latent attention; nearest: {nearest}",
+    "builtin_no_learned_positions": "{field} is {value}: the built-in worker uses rotary positions; nearest: {nearest}",
+    "builtin_only_rmsnorm": "{field} is {value}: the built-in worker builds RMSNorm only; nearest: {nearest}",
+    "builtin_precision": "{field} is {value}: the built-in worker runs {choices}; nearest: {nearest}",
+    "builtin_optimizer": "{field} is {value}: the built-in worker has {choices}; nearest: {nearest}",
+    "builtin_only_full_training": "{field} is {value}: the built-in worker trains all weights; nearest: {nearest}",
+    "builtin_no_partial_shards": "{field} is {value}: the built-in worker shards over all replicas; nearest: {nearest}",
+    "builtin_only_two_norms": "{field} is {value}: the built-in worker builds two norms a layer; nearest: {nearest}",
+    "builtin_only_final_norm": "{field} is {value}: the built-in worker ends with a norm; nearest: {nearest}",
+    "builtin_only_gated_mlp": "{field} is {value}: the built-in worker builds gated MLPs only; nearest: {nearest}",
+    "builtin_no_bias": "{field} is {value}: the built-in worker has biases on query, key and value only; "
+    "nearest: {nearest}",
+    "builtin_qk_norm": "{field} is {value}: the built-in worker knows none and head; nearest: {nearest}",
+    "builtin_no_other_value_head": "{field} is {value}: the built-in worker's value heads are as wide as its query "
+    "heads; nearest: {nearest}",
+    "builtin_no_extra_parameters": "{field} is {value}: the built-in worker does not build them; nearest: {nearest}",
+    "builtin_vocabulary_not_divisible": "{field} is {value}: the built-in worker does not pad the vocabulary, which "
+    "must be divisible by tp = {tp}; nearest: {nearest}",
+    "builtin_tied_over_stages": "{field} is {value}: with pp = {pp} the built-in worker cannot share the embedding "
+    "between the first and the last stage; nearest: {nearest}",
+    "builtin_odd_head": "{field} is {value}: rotary positions need an even width; nearest: {nearest}",
+    "builtin_no_dropout": "{field} is {value}: the built-in worker has no dropout; nearest: {nearest}",
+    "builtin_world_size": "{field} is {value}; the layout needs {needed} ranks",
+    "builtin_no_device": "{field} is {value}; this machine shows {available} CUDA devices to the worker",
+    "builtin_bytes": "{field} is {value}; text is read one token a byte, which needs {nearest} or more",
+    "builtin_short_text": "{field}: {value} has {size} bytes; one sequence needs {needed}",
+    # screens
+    "start_token_needed": "Only the holder of the start token can launch or stop; open the address printed at start",
+    "address_not_read": "{field}={value} in the address cannot be read: {used} is taken instead",
+    "address_layout_not_possible": "{field}={value} in the address is not possible here; the best layout is shown",
+    "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",
+    "cannot_listen": "{field}: cannot listen on port {value}: {reason}",
+    "upload_missing": "{field}: the uploaded config {value} is not kept here; drop the file again",
+}
