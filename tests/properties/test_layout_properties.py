@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 from hypothesis import event, given, settings
@@ -13,9 +12,10 @@ from strategies import RANK_ORDERS, dense_model, layout_of, layouts, moe_model, 
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.layout.batch_rules import sequence_multiple
 from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.layout.grid import DENSE_GROUPS, EXPERT_GROUPS
 from tpdpdash.layout.groups import coordinates, group_of, groups_of
 from tpdpdash.layout.layout import SCHEDULES, Layout, LayoutPins
-from tpdpdash.layout.placement import DENSE_KINDS, EXPERT_KINDS, crossing_boundaries, members_per_block
+from tpdpdash.layout.placement import members_per_block
 from tpdpdash.layout.resolve import resolve_layout
 from tpdpdash.layout.rules import RULES, check_layout, refusal_codes
 from tpdpdash.layout.stages import even_stage_layers, megatron_stage_layers
@@ -59,11 +59,9 @@ def test_ranks_of_a_group_differ_in_its_coordinate_only(layout: Layout) -> None:
 @given(layouts(), st.sampled_from([1, 2, 4, 6, 7, 8, 16, 72]))
 def test_placement_equals_counting_the_ranks_of_every_group(layout: Layout, block: int) -> None:
     columns, groups = LayoutColumns.from_layouts([layout]), groups_of(layout)
-    for kind in (*DENSE_KINDS, *EXPERT_KINDS):
+    for kind in (*DENSE_GROUPS, *EXPERT_GROUPS):
         counted = min(min(Counter(rank // block for rank in group).values()) for group in groups[kind])
         assert members_per_block(columns, kind, block)[0] == counted
-    crossed = max(sum(a // block != b // block for a, b in pairwise(pipe)) for pipe in groups["pp"])
-    assert crossing_boundaries(columns, block)[0] == crossed
 
 
 @FEW

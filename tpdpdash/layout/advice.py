@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tpdpdash.faults import Fault
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.frameworks import known_framework
-from tpdpdash.layout.placement import DENSE_KINDS, EXPERT_KINDS, domain_block, group_size, members_per_block
+from tpdpdash.layout.placement import domain_block, members_per_block
 from tpdpdash.layout.shard_rules import REPLICATES_KV
 from tpdpdash.layout.vocabulary import padded_vocab_size
 from tpdpdash.units import ceil_div
@@ -40,22 +39,6 @@ def kv_weight_copies(model: ModelSpec, framework: str, tp: int) -> int:
     if model.is_mla or known_framework(framework) not in REPLICATES_KV:
         return 1
     return max(1, tp // max(model.num_kv_heads, 1))
-
-
-def crosses_blocks(layout: Layout, block_size: int) -> dict[str, bool]:
-    """For each kind of group whether any of them leaves a block of consecutive ranks (a node)."""
-    columns = LayoutColumns.from_layouts([layout])
-    kinds = (*DENSE_KINDS, *EXPERT_KINDS)
-    return {
-        kind: bool(members_per_block(columns, kind, block_size)[0] < group_size(columns, kind)[0]) for kind in kinds
-    }
-
-
-def mesh_remarks(sizes: Mapping[str, int]) -> list[Fault]:
-    """Names of a device mesh that have one member: nothing is divided over them, whatever they are called."""
-    return [
-        Fault(code="mesh_axis_of_one", field=f"mesh.{name}", value=size) for name, size in sizes.items() if size == 1
-    ]
 
 
 def _tp_leaves_domain(cluster: ClusterSpec | None, layout: Layout) -> Fault | None:
@@ -98,10 +81,9 @@ def _two_interleaved_stages(layout: Layout) -> Fault | None:
 
 
 def _order_is_fixed(layout: Layout) -> Fault | None:
-    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
-    if layout.ep == 1 or layout.pp == 1 or expert_dp == layout.dp:
+    if layout.ep == 1 or layout.pp == 1 or layout.expert_dp == layout.dp:
         return None
-    values = {"ep": layout.ep, "dp": layout.dp, "expert_dp": expert_dp}
+    values = {"ep": layout.ep, "dp": layout.dp, "expert_dp": layout.expert_dp}
     return Fault(code="order_fixed_by_experts", field="layout.rank_order", value=layout.rank_order, values=values)
 
 

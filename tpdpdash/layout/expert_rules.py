@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpdpdash.layout.grid import complete_rank_order
-from tpdpdash.layout.groups import dense_sizes, expert_sizes
+from tpdpdash.layout.grid import complete_rank_order, dense_sizes, expert_sizes
 from tpdpdash.layout.placement import strides
 from tpdpdash.layout.rule import Explained, Facts, Rule, flags
 from tpdpdash.layout.world import expert_grid_faults, nearest_of, pipeline_faults

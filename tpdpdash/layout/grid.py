@@ -17,8 +17,35 @@ from tpdpdash.fields import nearest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tpdpdash.layout.layout import Layout
+
 ORDER_NAMES = ("tp", "cp", "ep", "dp", "pp")
 ORDER_FIELD = "layout.rank_order"
+
+DENSE_AXES: Mapping[str, str] = {"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"}
+"""The grid of dense layers: which degree of a layout stands on each axis. An axis that is not named has size 1."""
+EXPERT_AXES: Mapping[str, str] = {"tp": "etp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}
+"""The grid of experts, over the same ranks: etp × ep × expert-dp × pp."""
+DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "dp-cp": ("dp", "cp"),
+    "pp": ("pp",),
+    "mp(tp-pp)": ("tp", "pp"),
+    "tp-cp": ("tp", "cp"),
+    "tp-dp": ("tp", "dp"),
+    "tp-dp-cp": ("tp", "dp", "cp"),
+}
+"""Groups of the grid of dense layers, by Megatron's names: the axes that their ranks differ in."""
+EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "ep": ("ep",),
+    "expert-tp": ("tp",),
+    "expert-dp": ("dp",),
+    "expert-tp-ep": ("tp", "ep"),
+    "expert-mp(tp-ep-pp)": ("tp", "ep", "pp"),
+}
+"""Groups of the grid of experts, by Megatron's names."""
 
 
 def rank_order_faults(text: object, degrees: Mapping[str, int]) -> list[Fault]:
@@ -75,6 +102,16 @@ def complete_rank_order(text: str) -> tuple[str, ...]:
     missing = [name for name in ORDER_NAMES if name not in tokens]
     at = len(tokens) - 1 if tokens[-1] == "pp" else len(tokens)
     return (*tokens[:at], *missing, *tokens[at:])
+
+
+def dense_sizes(layout: Layout) -> dict[str, int]:
+    """Sizes of the axes of the dense grid; experts do not divide it."""
+    return {name: getattr(layout, DENSE_AXES[name]) if name in DENSE_AXES else 1 for name in ORDER_NAMES}
+
+
+def expert_sizes(layout: Layout) -> dict[str, int]:
+    """Sizes of the axes of the expert grid over the same ranks."""
+    return {name: getattr(layout, EXPERT_AXES[name]) if name in EXPERT_AXES else 1 for name in ORDER_NAMES}
 
 
 def orthogonal_groups(order: Sequence[str], sizes: Mapping[str, int], names: Sequence[str]) -> NDArray[np.int64]:

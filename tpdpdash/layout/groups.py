@@ -7,47 +7,18 @@ from dataclasses import asdict, dataclass
 
 from tpdpdash.faults import InvalidInputError, out_of_range
 from tpdpdash.layout.grid import (
+    DENSE_GROUPS,
+    EXPERT_GROUPS,
     complete_rank_order,
+    dense_sizes,
+    expert_sizes,
     orthogonal_groups,
-    parse_rank_order,
     rank_order_faults,
     unravel,
 )
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, Layout
 from tpdpdash.layout.world import expert_grid_faults, pipeline_faults, range_faults, world_faults
 
-__all__ = [
-    "DENSE_GROUPS",
-    "EXPERT_GROUPS",
-    "Coordinates",
-    "coordinates",
-    "group_of",
-    "groups_of",
-    "nodes_of",
-    "parse_rank_order",
-    "rank_groups",
-]
-
-DENSE_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "dp-cp": ("dp", "cp"),
-    "pp": ("pp",),
-    "mp(tp-pp)": ("tp", "pp"),
-    "tp-cp": ("tp", "cp"),
-    "tp-dp": ("tp", "dp"),
-    "tp-dp-cp": ("tp", "dp", "cp"),
-}
-"""Groups of the grid tp × cp × dp × pp, by Megatron's names."""
-EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "ep": ("ep",),
-    "expert-tp": ("tp",),
-    "expert-dp": ("dp",),
-    "expert-tp-ep": ("tp", "ep"),
-    "expert-mp(tp-ep-pp)": ("tp", "ep", "pp"),
-}
-"""Groups of the expert grid etp × ep × expert-dp × pp, by Megatron's names."""
 EMBEDDING_GROUPS = ("embedding", "position_embedding")
 
 
@@ -98,9 +69,8 @@ def rank_groups(
     dp = 1 if faults else world_size // (tp * cp * pp)
     if not faults:  # a world that tp·cp·pp does not divide would only be told twice
         faults = expert_grid_faults(world_size, pp=pp, ep=ep, etp=etp)
-    dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
-    expert_dp = max(1, world_size // (etp * ep * pp))
-    expert = {"tp": etp, "cp": 1, "ep": ep, "dp": expert_dp, "pp": pp}
+    layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp)
+    dense, expert = dense_sizes(layout), expert_sizes(layout)
     order_faults = rank_order_faults(order, {**dense, "ep": ep, "tp": max(tp, etp)})
     if not faults and not order_faults:
         faults = pipeline_faults("-".join(complete_rank_order(order)), dense, expert)
@@ -121,17 +91,6 @@ def _all_groups(
     groups["embedding"] = [list(dict.fromkeys((p[0], p[-1]))) for p in pipelines]
     groups["position_embedding"] = [[p[0]] for p in pipelines]
     return groups
-
-
-def dense_sizes(layout: Layout) -> dict[str, int]:
-    """Sizes of the grid tp × cp × dp × pp; experts do not divide it."""
-    return {"tp": layout.tp, "cp": layout.cp, "ep": 1, "dp": layout.dp, "pp": layout.pp}
-
-
-def expert_sizes(layout: Layout) -> dict[str, int]:
-    """Sizes of the expert grid etp × ep × expert-dp × pp over the same ranks."""
-    expert_dp = layout.tp * layout.cp * layout.dp // (layout.etp * layout.ep)
-    return {"tp": layout.etp, "cp": 1, "ep": layout.ep, "dp": expert_dp, "pp": layout.pp}
 
 
 def groups_of(layout: Layout) -> dict[str, list[list[int]]]:

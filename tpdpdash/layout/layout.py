@@ -75,6 +75,11 @@ class Layout:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert shard: tp · cp · dp / (etp · ep); the rules say first that it divides."""
+        return self.tp * self.cp * self.dp // (self.etp * self.ep)
+
+    @property
     def layout_id(self) -> str:
         """A short name that stands in the URL and in tables: tp4-pp2-dp8."""
         degrees = [("tp", self.tp), ("cp", self.cp), ("ep", self.ep), ("pp", self.pp), ("dp", self.dp)]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpdpdash.layout.grid import complete_rank_order
-from tpdpdash.units import ceil_div
+from tpdpdash.layout.grid import (
+    DENSE_AXES,
+    DENSE_GROUPS,
+    EXPERT_AXES,
+    EXPERT_GROUPS,
+    ORDER_NAMES,
+    complete_rank_order,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,23 +26,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
-
-DENSE_KINDS: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "dp-cp": ("dp", "cp"),
-    "pp": ("pp",),
-    "tp-cp": ("tp", "cp"),
-}
-"""Groups of the grid tp × cp × dp × pp."""
-EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
-    "ep": ("ep",),
-    "expert-tp": ("tp",),
-    "expert-dp": ("dp",),
-    "expert-tp-ep": ("tp", "ep"),
-}
-"""Groups of the expert grid etp × ep × expert-dp × pp."""
 
 
 def domain_block(cluster: ClusterSpec) -> int:
@@ -79,24 +68,8 @@ def members_per_block(columns: LayoutColumns, kind: str, block_size: int) -> Flo
             if name in names:
                 inside *= np.clip(np.floor(block_size / stride), 1, own[name])
             stride *= own[name]
-        members[rows] = _with_counted(inside, own, order, last, block_size, lambda g: _emptiest(g, names))
+        members[rows] = _with_counted(inside, own, order, last, block_size, names)
     return members
-
-
-def crossing_boundaries(columns: LayoutColumns, block_size: int) -> Floats:
-    """Stage boundaries of a pipeline whose two ranks sit in different blocks, (n,): their messages leave the node.
-
-    Of p stages, k in each block, p / k − 1 boundaries cross; rows whose pipelines straddle borders unevenly are counted
-    rank by rank, and the pipeline that crosses most counts.
-    """
-    sizes, names = _grid(columns, "pp")
-    members = members_per_block(columns, "pp", block_size)
-    crossing = ceil_div(columns.pp, members) - 1
-    for rows, order in _by_order(columns):
-        own = {name: size[rows] for name, size in sizes.items()}
-        last = order.index("pp")
-        crossing[rows] = _with_counted(crossing[rows], own, order, last, block_size, lambda g: _most_crossed(g, names))
-    return crossing
 
 
 def strides(columns: LayoutColumns, kind: str, name: str) -> Floats:
@@ -136,22 +109,15 @@ def _emptiest(ranks: _Ranks, names: Sequence[str]) -> int:
     return int(counts.min())
 
 
-def _most_crossed(ranks: _Ranks, names: Sequence[str]) -> int:
-    """Neighbours in different blocks, in the group that has most of them."""
-    by_group = np.argsort(ranks.groups(names), kind="stable").reshape(-1, ranks.sizes[names[0]])
-    blocks = ranks.block[by_group]
-    return int((blocks[:, 1:] != blocks[:, :-1]).sum(axis=1).max(initial=0))
-
-
 def _with_counted(
     even: Floats,
     sizes: Mapping[str, Floats],
     order: Sequence[str],
     last: int,
     block_size: int,
-    count: Callable[[_Ranks], int],
+    names: Sequence[str],
 ) -> Floats:
-    """`even` for the rows whose strides fit the block; for the others `count` of each different grid."""
+    """`even` for the rows whose strides fit the block; for the others the emptiest block of each different grid."""
     stride, fits = np.ones(len(even)), np.ones(len(even), np.bool_)
     for name in order[: last + 1]:
         stride = stride * sizes[name]
@@ -161,9 +127,8 @@ def _with_counted(
         return even
     degrees = np.stack([sizes[name][uneven] for name in order], axis=1)
     cases, which = np.unique(degrees, axis=0, return_inverse=True)
-    counted = [
-        count(_ranks(dict(zip(order, case, strict=True)), last, block_size)) for case in cases.astype(int).tolist()
-    ]
+    grids = [dict(zip(order, case, strict=True)) for case in cases.astype(int).tolist()]
+    counted = [_emptiest(_ranks(grid, last, block_size), names) for grid in grids]
     found = even.copy()
     found[uneven] = np.array(counted, np.float64)[which.reshape(-1)]
     return found
@@ -185,11 +150,10 @@ def _by_order(columns: LayoutColumns) -> Iterator[tuple[NDArray[np.int64], tuple
 
 
 def _grid(columns: LayoutColumns, kind: str) -> tuple[dict[str, Floats], tuple[str, ...]]:
+    dense = kind in DENSE_GROUPS
+    if not dense and kind not in EXPERT_GROUPS:
+        raise ValueError(f"kind={kind!r} is no group; use one of {(*DENSE_GROUPS, *EXPERT_GROUPS)}")
+    axes, groups = (DENSE_AXES, DENSE_GROUPS) if dense else (EXPERT_AXES, EXPERT_GROUPS)
     one = np.ones(len(columns))
-    if kind in DENSE_KINDS:
-        dense = {"tp": columns.tp, "cp": columns.cp, "ep": one, "dp": columns.dp, "pp": columns.pp}
-        return dense, DENSE_KINDS[kind]
-    if kind in EXPERT_KINDS:
-        expert = {"tp": columns.etp, "cp": one, "ep": columns.ep, "dp": columns.expert_dp, "pp": columns.pp}
-        return expert, EXPERT_KINDS[kind]
-    raise ValueError(f"kind={kind!r} is no group; use one of {(*DENSE_KINDS, *EXPERT_KINDS)}")
+    sizes = {name: getattr(columns, axes[name]) if name in axes else one for name in ORDER_NAMES}
+    return sizes, groups[kind]

@@ -59,7 +59,7 @@ def test_empty_columns_are_columns() -> None:
 def test_derived_columns_are_those_of_each_layout() -> None:
     columns = LayoutColumns.from_layouts(LAYOUTS)
     assert columns.world_size.tolist() == [layout.world_size for layout in LAYOUTS]
-    assert columns.expert_dp.tolist() == [2.0, 1.0, 4.0, 1.0]
+    assert columns.expert_dp.tolist() == [layout.expert_dp for layout in LAYOUTS] == [2, 1, 4, 1]
     assert columns.num_microbatches(64).tolist() == [layout.num_microbatches(64) for layout in LAYOUTS]
     assert columns.is_schedule("interleaved").tolist() == [layout.schedule == "interleaved" for layout in LAYOUTS]
     assert columns.is_recompute("full").tolist() == [layout.recompute == "full" for layout in LAYOUTS]

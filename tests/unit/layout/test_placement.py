@@ -9,7 +9,7 @@ import pytest
 from strategies import cluster_of, layout_of
 
 from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.layout.placement import crossing_boundaries, domain_block, group_size, members_per_block
+from tpdpdash.layout.placement import domain_block, group_size, members_per_block
 
 
 def members(kind: str, block: int, **degrees: object) -> int:
@@ -50,20 +50,6 @@ def test_b57_groups_of_three_straddle_nodes_of_seven() -> None:
 def test_a_wide_domain_holds_groups_of_several_nodes() -> None:
     assert members("tp", 72, tp=16, dp=4) == 16
     assert members("dp", 72, tp=8, dp=9) == 9
-
-
-def test_boundaries_between_nodes_are_counted() -> None:
-    layouts = [
-        layout_of(8, pp=8),
-        layout_of(8, pp=8, tp=2),
-        layout_of(8, pp=8, tp=8),
-        layout_of(8, pp=8, dp=8, rank_order="tp-cp-ep-pp-dp"),
-        layout_of(8, pp=6),
-        layout_of(8),
-    ]
-    columns = LayoutColumns.from_layouts(layouts)
-    assert crossing_boundaries(columns, 8).tolist() == [0, 1, 7, 0, 0, 0]
-    assert crossing_boundaries(columns, 4).tolist() == [1, 3, 7, 1, 1, 0]
 
 
 def test_sizes_and_unknown_groups() -> None:

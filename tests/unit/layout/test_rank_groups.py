@@ -10,8 +10,8 @@ import pytest
 from strategies import layout_of
 
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.layout.advice import crosses_blocks, mesh_remarks
-from tpdpdash.layout.groups import coordinates, group_of, groups_of, nodes_of, parse_rank_order, rank_groups
+from tpdpdash.layout.grid import parse_rank_order
+from tpdpdash.layout.groups import coordinates, group_of, groups_of, nodes_of, rank_groups
 from tpdpdash.layout.mesh import MESH_NAMES, mesh_coordinates, mesh_groups
 from tpdpdash.text import fault_lines
 
@@ -116,18 +116,12 @@ def test_r014_the_smallest_world_of_tp_2_and_pp_8_is_16() -> None:
 
 def test_r078_etp_1_keeps_the_expert_groups_of_one_node_inside_it() -> None:
     layout = layout_of(32, tp=8, pp=4, dp=4, ep=8, etp=1)
-    crosses = crosses_blocks(layout, 8)
-    assert {kind: crosses[kind] for kind in ("tp", "ep", "dp", "pp")} == {
-        "tp": False,
-        "ep": False,
-        "dp": True,
-        "pp": True,
-    }
+    nodes = {kind: nodes_of(group_of(layout, kind, 0), 8) for kind in ("tp", "ep", "dp", "pp")}
+    assert nodes == {"tp": (0,), "ep": (0,), "dp": (0, 1, 2, 3), "pp": (0, 4, 8, 12)}
 
 
 def test_r079_with_dp_innermost_every_tp_group_crosses_eight_nodes() -> None:
     layout = layout_of(8, tp=8, dp=8, rank_order="dp-tp-cp-ep-pp")
-    assert crosses_blocks(layout, 8)["tp"]
     assert nodes_of(group_of(layout, "tp", 0), 8) == tuple(range(8))
 
 
@@ -138,11 +132,10 @@ def test_r083_with_tp_innermost_context_groups_stride_over_it() -> None:
     assert inverted["cp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_r084_a_mesh_axis_of_one_divides_nothing_and_is_said_so() -> None:
+def test_r084_a_mesh_axis_of_one_divides_nothing() -> None:
     groups = mesh_groups(world_size=8, dp_replicate=1, dp_shard=8)
     assert groups["dp_shard"] == [[0, 1, 2, 3, 4, 5, 6, 7]]
     assert len(groups["dp_replicate"]) == 8
-    assert [remark.field for remark in mesh_remarks({"dp_replicate": 1, "dp_shard": 8})] == ["mesh.dp_replicate"]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "two", None, True])
