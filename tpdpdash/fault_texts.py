@@ -210,8 +210,8 @@ FAULT_TEXTS: dict[str, str] = {
     "supervisor_failed": "the supervisor failed: {error}",
     "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
     "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
-    "preflight_devices": "{ranks} ranks on {asked} were asked for; this machine has: {here}: rehearse it (--rehearse), or "
-    'give cluster.device = "local"',
+    "preflight_devices": "{ranks} ranks on {asked} were asked for; this machine has: {here}: rehearse "
+    'it (--rehearse), or give cluster.device = "local"',
     "preflight_fits": "it does not fit: {needed} of {available} on each device",
     "preflight_memory": "the ranks need more memory than is free here: {needed} of {available}",
     "preflight_platform": "runs need Linux; this is {platform}",

@@ -12,7 +12,7 @@ class Fault:
     """One thing that is wrong with one field."""
 
     code: str
-    """Which rule was broken; `text.FAULT_TEXTS` holds the sentence for it."""
+    """Which rule was broken; `fault_texts.py` holds the sentence for it."""
     field: str
     """The key as the person wrote it: "layout.tp", "model.hidden_size", "cluster.device"."""
     value: object = None

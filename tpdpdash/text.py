@@ -8,6 +8,7 @@ from __future__ import annotations
 import gettext
 from collections.abc import Iterable
 
+from tpdpdash.fault_texts import FAULT_TEXTS
 from tpdpdash.faults import Fault, written
 
 _TRANSLATIONS = gettext.NullTranslations()

@@ -65,7 +65,7 @@ class Rule:
     """One condition on a layout. Stands once; search, pages, CLI, preflight and worker all ask it."""
 
     code: str
-    """Name of the fault; `text.FAULT_TEXTS` has its sentence."""
+    """Name of the fault; `fault_texts.py` has its sentence."""
     field: str
     """The key that a person would change."""
     violated: Callable[[Facts, LayoutColumns], Flags]
