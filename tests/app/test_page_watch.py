@@ -7,11 +7,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from fake_runs import FAILURE, fake_run, status
+from fake_runs import FAILURE, JOB, fake_run, status
 from screens import open_page, texts
 
 from tpdpdash import start_token as token
 from tpdpdash.cluster.detection import Detection, HostMemory
+from tpdpdash.cost.estimate import estimate_job
+from tpdpdash.job import read_job
 from tpdpdash.run.folder import write_json
 
 HOST = HostMemory(total_bytes=23 * 10**9, available_bytes=20 * 10**9, cores=2)
@@ -77,6 +79,18 @@ def test_a_failed_run_names_the_first_cause_and_shows_the_log_as_text(runs_root:
     assert "Failed at step 12: rank 3: ValueError: <b>boom</b>" in texts(at)
     assert "\\<b\\>" in at.error[0].value
     assert at.code[0].value == "line\n<script>"
+
+
+def test_the_predicted_step_stands_above_the_measured_one(runs_root: Path) -> None:
+    folder = fake_run(runs_root, "finished", steps=12, ended=time.time())
+    text = JOB.replace("hidden_size = 64", "hidden_size = 320").replace("head_dim = 16", "head_dim = 80")
+    folder.job.write_text(text.replace("ffn_hidden_size = 128", "ffn_hidden_size = 960"))
+    estimate = estimate_job(read_job(folder.job).resolved())
+    write_json(folder.prediction, estimate.to_json())
+    at = open_page("watch")
+    assert not at.exception
+    assert "There is no prediction" not in texts(at)
+    assert "Measured: step 12. Predicted: " in texts(at)
 
 
 def test_a_killed_rank_is_told_by_its_signal(runs_root: Path) -> None:

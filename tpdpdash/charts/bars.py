@@ -46,7 +46,7 @@ def memory_bars(
     height = MEMORY_ROW * len(names) + 22
     totals = table.groupby("row")["value"].sum()
     longest = gib(max(float(totals.max()), capacity_bytes))
-    x = _value_axis(longest * 1.34, t("GiB"), 5)
+    x = _value_axis(longest * 1.5, t("GiB"), 5)
     segments = stacked(table, MEMORY_ORDER)
     segments = segments.assign(start=gib(segments["start"]), end=gib(segments["end"]))
     texts = gib(segments["value"]).map(lambda held: f"{held:.1f}")
@@ -71,7 +71,7 @@ def memory_bars(
         }
     )
     limit = _limit_layers(gib(capacity_bytes), t("{gib} usable", gib=format_memory(capacity_bytes)), x, height, theme)
-    layers = [box_layer(free, x=x, height=height), *_segment_layers(drawn, x, height, longest * 1.34)]
+    layers = [box_layer(free, x=x, height=height), *_segment_layers(drawn, x, height, longest * 1.5)]
     layers += [*limit, right_text_layer(figures, height=height)]
     layers.append(_row_names(names, MEMORY_ROW, 24 + MEMORY_BAR // 2, height, theme, bold_row))
     description = t(

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tpdpdash.charts import live as specs
 from tpdpdash.charts.heat import noise_floor
+from tpdpdash.charts.palette import phase_colors
 from tpdpdash.telemetry import analysis
 from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.text import t
@@ -189,7 +190,7 @@ def _timeline(look: Look, rank: int | None) -> None:
         spec = specs.timeline_spec(theme, table["row"].nunique(), t("Seconds since the step began"))
         _chart(table, spec, "chart-timeline", t("Forward and backward of each microbatch in one step"))
         words = {name: live_tables.phase_word(name) for name in ("forward", "backward", *said.phases)}
-        figures.legend(live_tables.bar_phases(theme), {**words, "idle": t("waiting and messages")})
+        figures.legend(phase_colors(theme), {**words, "idle": t("waiting and messages")})
         cut = parts.truncated(len(actions), len(sampled[step]))
         st.caption(" ".join(filter(None, (t("Measured: step {step}.", step=step), cut, said.text))))
 
