@@ -104,10 +104,6 @@ class LayoutColumns:
         """Rows with this schedule."""
         return np.equal(self.schedule, SCHEDULES.index(name))
 
-    def is_recompute(self, name: str) -> Flags:
-        """Rows with this kind of recomputation."""
-        return np.equal(self.recompute, RECOMPUTES.index(name))
-
     def take(self, index: NDArray[Any]) -> LayoutColumns:
         """The rows of an index or boolean mask, stages beyond the largest pp of them cut off."""
         arrays = {name: getattr(self, name)[index] for name in _ARRAYS}
@@ -207,13 +203,19 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(plain, name) for name in (*_COUNTS, *_FLAGS)}
     values |= {"rank_order": 0, "recompute": 0, "recompute_method": 0, "recompute_num_layers": np.nan}
     values |= given
-    pp, chunks = np.asarray(values["pp"]), np.asarray(values["num_model_chunks"])
-    codes = [SCHEDULES.index(name) for name in ("none", "interleaved", "1f1b")]
-    follows = {
-        "etp": values["tp"],
-        "dp_shard_size": values["dp"],
-        "microbatch_group_size_per_vp_stage": values["pp"],
-        "schedule": np.where(pp == 1, codes[0], np.where(chunks > 1, codes[1], codes[2])),
-        "sequence_parallel": np.asarray(values["tp"]) > 1,
+    degrees = {name: values[name] for name in ("tp", "pp", "dp", "num_model_chunks")}
+    return values | following_keys(**degrees) | given
+
+
+def following_keys(*, tp: Any, pp: Any, dp: Any, num_model_chunks: Any) -> dict[str, Any]:
+    """The keys that follow from others where they are not given, for one layout or for many rows: numbers or arrays;
+    the schedule is an index into SCHEDULES."""
+    none, interleaved, plain = (SCHEDULES.index(name) for name in ("none", "interleaved", "1f1b"))
+    piped = np.where(np.greater(num_model_chunks, 1), interleaved, plain)
+    return {
+        "etp": tp,
+        "dp_shard_size": dp,
+        "microbatch_group_size_per_vp_stage": pp,
+        "schedule": np.where(np.equal(pp, 1), none, piped),
+        "sequence_parallel": np.greater(tp, 1),
     }
-    return values | {name: value for name, value in follows.items() if name not in given}

@@ -11,8 +11,6 @@ from tpdpdash.training import FRAMEWORKS
 
 MEGATRON = frozenset({"megatron-core", "megatron-2022", "megatron-deepspeed"})
 """Megatron-LM and its branches: replicate KV heads, pad the vocabulary, run fewer microbatches than stages."""
-TORCH = frozenset({"fsdp1", "fsdp2", "deepspeed", "builtin"})
-"""Frameworks that shard by torch's own means: heads must divide."""
 TORCH_PIPELINING = frozenset({"fsdp1", "fsdp2", "builtin"})
 """Pipelines by torch.distributed.pipelining: at least as many microbatches as stages."""
 DEEPSPEED_ENGINES = frozenset({"deepspeed", "megatron-deepspeed"})
@@ -69,3 +67,13 @@ OVERLAP_HABITS: Mapping[str, OverlapHabit] = MappingProxyType(
 def overlap_habit(framework: str) -> OverlapHabit:
     """The overlap habit of a framework, or of the nearest one."""
     return OVERLAP_HABITS[known_framework(framework)]
+
+
+def overlap_keys(framework: str) -> dict[str, bool]:
+    """The layout keys that follow from the framework where they are not given."""
+    habit = overlap_habit(framework)
+    return {
+        "overlap_grad_reduce": habit.grad_reduce,
+        "overlap_param_gather": habit.param_gather,
+        "overlap_tp": habit.tp,
+    }

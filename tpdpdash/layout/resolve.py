@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.fields import nearest
-from tpdpdash.layout.columns import RECOMPUTE_METHODS
-from tpdpdash.layout.frameworks import overlap_habit
+from tpdpdash.layout.columns import RECOMPUTE_METHODS, following_keys
+from tpdpdash.layout.frameworks import overlap_keys
 from tpdpdash.layout.grid import rank_order_faults
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.rules import check_layout
@@ -81,12 +81,9 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
     degrees, degree_faults = _degrees(given, world_size)
     order = given.get("rank_order", DEFAULT_RANK_ORDER)
     order_faults = rank_order_faults(order, {**degrees, "tp": max(degrees["tp"], degrees["etp"])})
-    values = _defaults(degrees, training) | given | degrees
+    values = _defaults(given, degrees, training) | given | degrees
     values["rank_order"] = DEFAULT_RANK_ORDER if order_faults else order
-    chunks, pp = int(values["num_model_chunks"]), degrees["pp"]
-    if "schedule" not in given:
-        values["schedule"] = "none" if pp == 1 else "interleaved" if chunks > 1 else "1f1b"
-    values["layers_per_stage"], stage_faults = _stage_layers(given, model.num_layers, pp)
+    values["layers_per_stage"], stage_faults = _stage_layers(given, model.num_layers, degrees["pp"])
     known = {field.name for field in fields(Layout)}
     layout = Layout(**{name: value for name, value in values.items() if name in known})
     return Draft(layout=layout, faults=(*faults, *degree_faults, *order_faults, *stage_faults))
@@ -110,17 +107,13 @@ def _degrees(given: dict[str, Any], world_size: int | None) -> tuple[dict[str, i
     return {**degrees, "dp": left}, []
 
 
-def _defaults(degrees: dict[str, int], training: Training) -> dict[str, Any]:
-    habit = overlap_habit(training.framework)
-    return {
-        "num_model_chunks": 1,
-        "microbatch_group_size_per_vp_stage": degrees["pp"],
-        "dp_shard_size": degrees["dp"],
-        "sequence_parallel": degrees["tp"] > 1,
-        "overlap_grad_reduce": habit.grad_reduce,
-        "overlap_param_gather": habit.param_gather,
-        "overlap_tp": habit.tp,
-    }
+def _defaults(given: dict[str, Any], degrees: dict[str, int], training: Training) -> dict[str, Any]:
+    """What follows from the degrees, the chunks and the framework."""
+    chunks = int(given.get("num_model_chunks", 1))
+    follows = following_keys(tp=degrees["tp"], pp=degrees["pp"], dp=degrees["dp"], num_model_chunks=chunks)
+    follows["schedule"] = SCHEDULES[int(follows["schedule"])]
+    follows["sequence_parallel"] = bool(follows["sequence_parallel"])
+    return follows | overlap_keys(training.framework)
 
 
 def _stage_layers(given: dict[str, Any], num_layers: int, pp: int) -> tuple[tuple[int, ...], list[Fault]]:

@@ -16,7 +16,7 @@ import numpy as np
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import RECOMPUTE_METHODS, LayoutColumns
-from tpdpdash.layout.frameworks import known_framework, overlap_habit
+from tpdpdash.layout.frameworks import known_framework, overlap_keys
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, LayoutPins
 from tpdpdash.layout.resolve import draft_layout
 from tpdpdash.units import divisors
@@ -203,12 +203,8 @@ def _columns(job: Job, grids: list[Grid]) -> LayoutColumns:
 
 def _fixed(job: Job) -> dict[str, Any]:
     """Keys that are no dimension: the pin, or the framework's habit."""
-    pins, habit = job.pins, overlap_habit(job.training.framework)
-    fixed: dict[str, Any] = {
-        "overlap_grad_reduce": habit.grad_reduce,
-        "overlap_param_gather": habit.param_gather,
-        "overlap_tp": habit.tp,
-    }
+    pins = job.pins
+    fixed: dict[str, Any] = dict(overlap_keys(job.training.framework))
     names = (
         *("microbatch_group_size_per_vp_stage", "dp_shard_size", "recompute_num_layers"),
         *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "offload_optimizer", "offload_activations"),

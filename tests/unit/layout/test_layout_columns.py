@@ -62,7 +62,6 @@ def test_derived_columns_are_those_of_each_layout() -> None:
     assert columns.expert_dp.tolist() == [layout.expert_dp for layout in LAYOUTS] == [2, 1, 4, 1]
     assert columns.num_microbatches(64).tolist() == [layout.num_microbatches(64) for layout in LAYOUTS]
     assert columns.is_schedule("interleaved").tolist() == [layout.schedule == "interleaved" for layout in LAYOUTS]
-    assert columns.is_recompute("full").tolist() == [layout.recompute == "full" for layout in LAYOUTS]
     assert columns.schedule.dtype == np.uint8
     assert SCHEDULES[columns.schedule[0]] == "1f1b"
 
