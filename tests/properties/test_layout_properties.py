@@ -146,7 +146,7 @@ def test_the_nearest_batch_and_sequence_are_legal(cp: int, tp: int, sequence_par
     heads = tp * 4
     model = dense_model(num_attention_heads=heads, num_kv_heads=heads, ffn_hidden_size=heads * 64)
     layout = layout_of(8, cp=cp, tp=tp, dp=3, micro_batch_size=2, sequence_parallel=sequence_parallel)
-    step = sequence_multiple(cp, tp, sequence_parallel)
+    step = int(sequence_multiple(cp, tp, sequence_parallel))
     training = training_of(seq_len=size, global_batch_size=size)
     nearest: dict[str, set[int]] = {"training.seq_len": {step}, "training.global_batch_size": {6}}
     for fault in check_layout(model, training, None, layout):

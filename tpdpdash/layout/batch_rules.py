@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from tpdpdash.layout.world import nearest_of
 from tpdpdash.units import divisors, nearest_multiples
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from tpdpdash.layout.columns import LayoutColumns
     from tpdpdash.layout.layout import Layout
@@ -49,21 +48,22 @@ def _explain_position_table(facts: Facts, _layout: Layout) -> Explained:
     return Explained(value=facts.training.seq_len, values={"rows": rows, "nearest": rows})
 
 
-def sequence_multiple(cp: int, tp: int, sequence_parallel: bool) -> int:
-    """What the sequence must be a multiple of: 2·cp for the balanced halves of context parallelism, tp where sequence
-    parallelism splits it, both together cp·lcm(2, tp). Source: NeMo-RL PR 3563; torchtitan PR 1312."""
-    split = tp if sequence_parallel else 1
-    return cp * math.lcm(2, split) if cp > 1 else split
+def sequence_multiple(cp: ArrayLike, tp: ArrayLike, sequence_parallel: ArrayLike) -> NDArray[np.float64]:
+    """What the sequence must be a multiple of, for one layout or many rows: 2·cp for the balanced halves of context
+    parallelism, tp where sequence parallelism splits it, both together cp·lcm(2, tp). Source: NeMo-RL PR 3563;
+    torchtitan PR 1312."""
+    parts = np.asarray(cp, np.float64)
+    split = np.where(sequence_parallel, np.asarray(tp, np.float64), 1.0)
+    even = split * (1 + split % 2)  # lcm(2, split)
+    return np.where(parts > 1, parts * even, split)
 
 
 def _sequence(facts: Facts, c: LayoutColumns) -> Flags:
-    split = np.where(c.sequence_parallel, c.tp, 1.0)
-    step = np.where(c.cp > 1, c.cp * np.where(split % 2 == 0, split, 2 * split), split)
-    return flags(facts.training.seq_len % step != 0)
+    return flags(facts.training.seq_len % sequence_multiple(c.cp, c.tp, c.sequence_parallel) != 0)
 
 
 def _explain_sequence(facts: Facts, layout: Layout) -> Explained:
-    step = sequence_multiple(layout.cp, layout.tp, layout.sequence_parallel)
+    step = int(sequence_multiple(layout.cp, layout.tp, layout.sequence_parallel))
     value = facts.training.seq_len
     values = {"multiple": step, "cp": layout.cp, "tp": layout.tp, "nearest": nearest_multiples(value, step)}
     return Explained(value=value, values=values)

@@ -10,6 +10,7 @@ from tpdpdash.faults import range_values
 from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
 from tpdpdash.layout.world import nearest_of
+from tpdpdash.model.counts import num_moe_layers
 from tpdpdash.units import divisors
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def kv_heads_legal(num_kv_heads: int, tp: Numeric, framework: str) -> Flags:
 
 def has_dense_mlp(model: ModelSpec) -> bool:
     """Whether any layer has a dense MLP."""
-    return not all(model.is_moe_layer(layer) for layer in range(model.num_layers))
+    return num_moe_layers(model) < model.num_layers
 
 
 def legal_tp(facts: Facts) -> list[int]:
