@@ -10,17 +10,24 @@ import pytest
 import streamlit as st
 from streamlit.runtime.pages_manager import PagesManager
 
+from tpdpdash.ui import services
+
 APP = Path(__file__).parents[2] / "app.py"
 
 
 @pytest.fixture(autouse=True)
 def fresh_caches() -> Iterator[None]:
-    """Caches outlive a test otherwise."""
-    st.cache_data.clear()
-    st.cache_resource.clear()
+    """What was seen of this machine and of its runs outlives a test otherwise; plans and estimates follow from their
+    job alone and may."""
+    _forget()
     yield
+    _forget()
+
+
+def _forget() -> None:
     st.cache_data.clear()
-    st.cache_resource.clear()
+    services._live_run.clear()
+    services.predicted_run.clear()
 
 
 @pytest.fixture(autouse=True)

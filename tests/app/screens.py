@@ -32,5 +32,17 @@ def texts(at: AppTest) -> str:
         at.info,
         at.caption,
     )
-    shown = "\n".join(str(element.value) for kind in kinds for element in kind)
-    return shown.replace("\\", "").replace("\N{WORD JOINER}", "")
+    shown = [str(element.value) for kind in kinds for element in kind]
+    shown += [html.proto.body for html in at.get("html")]  # legends and lists of groups
+    return "\n".join(shown).replace("\\", "").replace("\N{WORD JOINER}", "")
+
+
+def specs(at: AppTest) -> list[str]:
+    """The Vega-Lite spec of every chart, as text."""
+    return [chart.proto.spec for chart in at.get("vega_lite_chart")]
+
+
+def param(at: AppTest, name: str) -> str:
+    """One parameter of the address."""
+    value = at.query_params[name]
+    return str(value[0] if isinstance(value, list) else value)

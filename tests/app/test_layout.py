@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
+from screens import open_page, specs, texts
 from streamlit.testing.v1 import AppTest
 
-APP = Path(__file__).parents[2] / "app.py"
 JOB = {"model": "llama-3-70b", "device": "H100-SXM5-80GB", "nodes": "8", "seq": "4096", "batch": "128"}
 CHOSEN = JOB | {"layout": "tp4-pp4-dp4", "rank": "21"}
 
 
 def open_layout(**params: str) -> AppTest:
-    """The Layout page at this address."""
-    at = AppTest.from_file(str(APP), default_timeout=120)
-    for name, value in params.items():
-        at.query_params[name] = value
-    return at.switch_page("pages/layout.py").run()
-
-
-def texts(at: AppTest) -> str:
-    """Every sentence of the page as it is read."""
-    kinds: tuple[Any, ...] = (at.markdown, at.success, at.warning, at.error, at.info, at.caption, at.subheader)
-    return "\n".join(str(element.value) for kind in kinds for element in kind).replace("\\", "")
-
-
-def specs(at: AppTest) -> list[str]:
-    """The Vega-Lite spec of every chart, as text."""
-    return [chart.proto.spec for chart in at.get("vega_lite_chart")]
+    """The screen at this address."""
+    return open_page("layout", **params)
 
 
 def rows_of_table(at: AppTest) -> dict[str, str]:

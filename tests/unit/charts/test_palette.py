@@ -73,8 +73,11 @@ def test_group_kinds_are_told_apart(theme: Theme) -> None:
 
 
 def test_every_phase_and_memory_part_has_a_name() -> None:
-    assert all(phase_label(phase) for phase in PHASE_ORDER)
-    assert all(memory_label(part) for part in MEMORY_ORDER)
+    names = [phase_label(phase) for phase in PHASE_ORDER]
+    assert len(set(names)) == len(names)
+    assert phase_label("tp") == "tensor (TP)"
+    parts = [memory_label(part) for part in MEMORY_ORDER]
+    assert parts == ["weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead"]
 
 
 @pytest.mark.parametrize("theme", THEMES)
