@@ -179,7 +179,6 @@ FAULT_TEXTS: dict[str, str] = {
     "and experts {expert_dp}",
     "few_microbatches": "{field} is {value}: {microbatches} microbatches for {stages} stages leave a large bubble",
     "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
-    "mesh_axis_of_one": "{field} is {value}: nothing is divided over it; order, not names, decides",
     # search
     "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
     # compare

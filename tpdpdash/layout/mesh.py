@@ -1,4 +1,8 @@
-"""Rank groups of a torch DeviceMesh (pp, dp_replicate, dp_shard, cp, tp), row-major: a matter of the Python API."""
+"""Rank groups of a torch DeviceMesh (pp, dp_replicate, dp_shard, cp, tp), row-major.
+
+Public API for scripts that build a mesh; no room of the package calls it. Held to torch's and torchtitan's own groups
+by golden rows.
+"""
 
 from __future__ import annotations
 

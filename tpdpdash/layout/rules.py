@@ -44,11 +44,6 @@ def refusal_codes(
     return codes
 
 
-def refusal_name(code: int) -> str:
-    """The fault code behind one entry of `refusal_codes` (1 and above)."""
-    return RULES[code - 1].code
-
-
 def check_layout(model: ModelSpec, training: Training, cluster: ClusterSpec | None, layout: Layout) -> list[Fault]:
     """Every fault of one layout, in the order of RULES; empty = legal."""
     faults = range_faults({name: getattr(layout, name) for name in _AT_LEAST_ONE})

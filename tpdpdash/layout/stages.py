@@ -1,4 +1,8 @@
-"""Layers of each pipeline stage: Megatron's own split with its refusals, and the most even split."""
+"""Layers of each pipeline stage: Megatron's own split with its refusals, and the most even split.
+
+`megatron_stage_layers` is public API, for whoever asks what Megatron builds from its own flags, and is held to
+Megatron by golden rows; a Job resolves its stages by `even_stage_layers`, `pinned_stage_layers` and `chunk_layers`.
+"""
 
 from __future__ import annotations
 

@@ -26,18 +26,16 @@ def _config_path(text: str, base_dir: Path) -> Path | None:
         return None
 
 
-def resolve_model(
-    text: str, *, base_dir: Path | None = None, allow_paths: bool = True, field: str = "model"
-) -> ReadModel:
+def resolve_model(text: str, *, base_dir: Path | None = None, field: str = "model") -> ReadModel:
     """The model that `text` names; raises InvalidInputError.
 
-    Tried in this order: preset, path (only where `allow_paths`, so that a URL cannot open files), hub id. A path is
-    relative to `base_dir` (default: the working directory) and must end in .json or be a folder with a config.json:
-    nothing else is opened. `field`: the key under which the person gave the text.
+    Tried in this order: preset, path, hub id. A path is relative to `base_dir` (default: the working directory) and
+    must end in .json or be a folder with a config.json: nothing else is opened. `field`: the key under which the person
+    gave the text.
     """
     if text.lower() in preset_names():
         return ReadModel(spec=preset(text))
-    path = _config_path(text, base_dir or Path()) if allow_paths else None
+    path = _config_path(text, base_dir or Path())
     if path is not None:
         return read_config_file(path)
     if is_hub_id(text):

@@ -18,7 +18,7 @@ from tpdpdash.layout.batch_rules import MAX_SEQ_LEN, sequence_multiple
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.groups import groups_of
 from tpdpdash.layout.layout import Layout
-from tpdpdash.layout.rules import RULES, check_layout, refusal_codes, refusal_name
+from tpdpdash.layout.rules import RULES, check_layout, refusal_codes
 from tpdpdash.layout.vocabulary import padded_vocab_size
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.text import FAULT_TEXTS, fault_lines
@@ -465,5 +465,5 @@ def test_a_row_of_many_has_the_first_fault_of_the_same_layout_alone() -> None:
     codes = refusal_codes(dense_model(), training, None, LayoutColumns.from_layouts(rows))
     for code, layout in zip(codes.tolist(), rows, strict=True):
         found = check_layout(dense_model(), training, None, layout)
-        assert (refusal_name(code) if code else None) == (found[0].code if found else None)
+        assert (RULES[code - 1].code if code else None) == (found[0].code if found else None)
     assert codes.tolist().count(0) == 1

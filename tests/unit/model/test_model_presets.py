@@ -122,12 +122,6 @@ def test_a_path_or_its_folder_is_read_relative_to_a_base(tmp_path: Path) -> None
     assert by_path.name == "tiny"
 
 
-def test_where_paths_are_not_allowed_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "read_config_file", lambda path: pytest.fail(f"opened {path}"))
-    with pytest.raises(InvalidInputError):
-        resolve_model(str(LLAMA_CONFIG), allow_paths=False)
-
-
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
         resolve_model("gone.json", base_dir=tmp_path)
