@@ -143,7 +143,7 @@ FAULT_TEXTS: dict[str, str] = {
     "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; for "
     "instance {nearest}",
     "stage_without_layers": "{field} is {value}: stage {stage} has no layer; for instance {nearest}",
-    "schedule_not_priced": "{field} is {value}, which is not built yet; use one of {choices}; nearest: {nearest}",
+    "schedule_not_priced": "{field} is {value}, which has no timing here; use one of {choices}; nearest: {nearest}",
     "interleaved_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
     "pipeline_without_schedule": "{field} is {value}, but pp is {pp}; nearest: {nearest}",
     "chunks_without_interleaving": "{field} is {value}, but schedule is {schedule}: several chunks need interleaved; "
