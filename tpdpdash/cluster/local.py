@@ -35,13 +35,6 @@ class LocalCluster:
     """Mixed GPUs, links that do not join every GPU, a figure that was assumed."""
 
 
-def local_cluster(
-    detection: Detection, *, nodes: int | None = None, devices_per_node: int | None = None
-) -> ClusterSpec:
-    """The cluster of `local`: see read_local, which also gives the notices."""
-    return read_local(detection, nodes=nodes, devices_per_node=devices_per_node).cluster
-
-
 def read_local(detection: Detection, *, nodes: int | None = None, devices_per_node: int | None = None) -> LocalCluster:
     """What is detected here, `nodes` times (default once); every machine is taken to be like this one.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.faults import Fault
 from tpdpdash.fields import nearest
 
 if TYPE_CHECKING:
@@ -87,17 +87,9 @@ def _nearest_name(token: str) -> str:
     return nearest(token, ORDER_NAMES) or ORDER_NAMES[0]
 
 
-def parse_rank_order(text: str, degrees: Mapping[str, int]) -> tuple[str, ...]:
-    """The order as all five names, fastest first. Names of degree 1 may be left out; they take their place at the end,
-    but before a last pp, so that the expert grid keeps the same pipeline groups. Raises InvalidInputError."""
-    faults = rank_order_faults(text, degrees)
-    if faults:
-        raise InvalidInputError(faults)
-    return complete_rank_order(text)
-
-
 def complete_rank_order(text: str) -> tuple[str, ...]:
-    """All five names of an order that was already checked."""
+    """All five names of an order that was already checked, fastest first. Names of degree 1 may be left out: they take
+    their place at the end, but before a last pp, so that the expert grid keeps the same pipeline groups."""
     tokens = text.split("-")
     missing = [name for name in ORDER_NAMES if name not in tokens]
     at = len(tokens) - 1 if tokens[-1] == "pp" else len(tokens)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tpdpdash.cluster.catalogue import catalogue_device, default_cluster
 from tpdpdash.cluster.detection import DetectedDevice, Detection, HostMemory, MigInstance
 from tpdpdash.cluster.host import host_memory
-from tpdpdash.cluster.local import cpu_cluster, local_cluster, read_local, with_ranks
+from tpdpdash.cluster.local import cpu_cluster, read_local, with_ranks
+from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cluster.topology import joined_by_nvlink, link_matrix
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.text import fault_text
@@ -37,6 +38,10 @@ def h100(index: int, **facts: object) -> DetectedDevice:
 def detection(*devices: DetectedDevice, host: HostMemory = HOST) -> Detection:
     visible = sum(device.visible is True for device in devices)
     return Detection(devices=devices, driver_version="580", problem=None, host=host, num_visible=visible)
+
+
+def local_cluster(found: Detection, **sizes: int) -> ClusterSpec:
+    return read_local(found, **sizes).cluster
 
 
 def refused(found: Detection, **sizes: int) -> Fault:

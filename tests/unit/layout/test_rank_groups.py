@@ -10,7 +10,7 @@ import pytest
 from strategies import layout_of
 
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.layout.grid import parse_rank_order
+from tpdpdash.layout.grid import complete_rank_order
 from tpdpdash.layout.groups import coordinates, group_of, groups_of, nodes_of, rank_groups
 from tpdpdash.layout.mesh import MESH_NAMES, mesh_coordinates, mesh_groups
 from tpdpdash.text import fault_lines
@@ -102,8 +102,8 @@ def test_all_faults_of_an_order_and_of_the_degrees_come_at_once() -> None:
 
 
 def test_an_order_may_leave_out_names_of_degree_one() -> None:
-    assert parse_rank_order("dp", {"dp": 8}) == ("dp", "tp", "cp", "ep", "pp")
-    assert parse_rank_order("tp-pp", {"tp": 2, "pp": 2}) == ("tp", "cp", "ep", "dp", "pp")
+    assert complete_rank_order("dp") == ("dp", "tp", "cp", "ep", "pp")
+    assert complete_rank_order("tp-pp") == ("tp", "cp", "ep", "dp", "pp")
     assert rank_groups(world_size=4, tp=2, pp=2, order="tp-pp")["pp"] == [[0, 2], [1, 3]]
 
 

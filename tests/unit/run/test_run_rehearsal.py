@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from tpdpdash.cluster.detection import Detection, HostMemory
-from tpdpdash.cluster.local import local_cluster
+from tpdpdash.cluster.local import read_local
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, parse_job, write_job
 from tpdpdash.layout.rules import check_layout
@@ -19,7 +19,7 @@ from tpdpdash.units import GIB
 
 HOST = HostMemory(total_bytes=23 * GIB, available_bytes=20 * GIB, cores=2)
 NO_GPU = Detection(devices=(), driver_version=None, problem=None, host=HOST)
-HERE = local_cluster(NO_GPU)
+HERE = read_local(NO_GPU).cluster
 
 
 def job_of(preset: str, nodes: int = 1, seq_len: int = 1024, batch: int = 64, layout: str = "", more: str = "") -> Job:
