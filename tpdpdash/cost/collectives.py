@@ -99,16 +99,29 @@ def all_reduce_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0)
     return np.where(g > 1, 2 * share * whole_bytes / link.bytes_per_s + messages * latency, 0.0)
 
 
-def all_to_all_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
-    """All-to-all in which each rank holds `sent_bytes` for the whole group, its own part included.
+def token_exchange_s(
+    token_bytes: Numeric, copies: int, cluster: ClusterSpec, link: GroupLink, *, once_per_domain: bool
+) -> Numeric:
+    """All-to-all that brings `copies` copies of a rank's tokens (token_bytes for one copy of all) to their experts.
 
-    The part for ranks of the same domain takes the scale-up link, the rest the rank's own network card; both run at
-    once. Left out: uneven splits, and sending a token once to a domain that holds several of its experts.
+    Copies for ranks of the same domain take the scale-up link, the rest the rank's own network card; both run at once.
+    once_per_domain: a token crosses to each other domain at most once, however many of its experts are there, and is
+    handed on over the scale-up link (DeepEP, HybridEP): (D − 1) (1 − (1 − 1/D)^k) crossings instead of k (D − 1) / D,
+    with experts drawn evenly over D domains. Left out: uneven loads.
     """
     up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
     net = cluster.network.bytes_per_s * cluster.network.efficiency
-    inside = sent_bytes * (link.members - 1) / link.size / up
-    outside = sent_bytes * (link.size - link.members) / link.size / net
+    domains = link.size / link.members
+    spread = copies * (domains - 1) / domains
+    crossings = spread
+    inside = copies * (link.members - 1) / link.size
+    if once_per_domain:
+        missed = np.ones_like(domains)
+        for _ in range(copies):
+            missed = missed * (1 - 1 / domains)
+        crossings = (domains - 1) * (1 - missed)
+        inside = copies * (link.members - 1) / link.members
+    inside, outside = inside * token_bytes / up, crossings * token_bytes / net
     latency = np.where(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
     return np.where(link.size > 1, np.maximum(inside, outside) + latency, 0.0)
 

@@ -50,6 +50,8 @@ class FrameworkHabits:
     """Share of TP time hidden with layout.overlap_tp."""
     ep_hidden_frac: float
     """Share of expert all-to-all time hidden."""
+    dispatches_once_per_domain: bool
+    """A token goes to each domain of its experts once and is handed on inside (DeepEP, HybridEP)."""
     gathers_per_microbatch: float
     """Weight gathers in one microbatch under ZeRO-3."""
     gradient_bucket_bytes: float
@@ -58,6 +60,8 @@ class FrameworkHabits:
     """What the caching allocator reserves beyond what tensors hold, as a share of it."""
     layer_kernels: float
     """Kernels launched in the forward pass of a dense layer."""
+    message_kernels: float
+    """Launches whose host time one tensor parallel message takes."""
     moe_kernels: float
     """Kernels that a mixture-of-experts layer adds."""
     backward_kernels: float

@@ -19,7 +19,7 @@ from tpdpdash.cost.operators import (
     naive_attention_s,
     traffic_s,
 )
-from tpdpdash.cost.parameters import kv_heads_per_rank
+from tpdpdash.cost.parameters import kv_heads_per_rank, pairs_of
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 
@@ -47,8 +47,8 @@ class LayerSeconds:
     """Input gradients of column-parallel matrices, beside which TP messages can run."""
     column_weight_gradient_s: Numeric
     """Weight gradients of column-parallel matrices, likewise."""
-    kernels: float
-    """Kernels launched in the forward pass."""
+    kernels: Numeric
+    """Kernels launched in the forward pass, messages counted as their launches' worth."""
 
     @property
     def forward_s(self) -> Numeric:
@@ -107,8 +107,18 @@ def layer_s(
         traffic_backward_s=traffic_b + more_b + 2 * adapters,
         column_input_gradient_s=sum((x.input_gradient_s for x in column), 0.0 * tokens),
         column_weight_gradient_s=sum((x.weight_gradient_s for x in column), 0.0 * tokens),
-        kernels=habits.layer_kernels + (habits.moe_kernels if moe else 0.0) + ADAPTER_KERNELS * len(adapted),
+        kernels=_kernels(model, habits, moe, len(adapted), tp, sequence_parallel),
     )
+
+
+def _kernels(
+    model: ModelSpec, habits: FrameworkHabits, moe: bool, adapters: int, tp: Numeric, sequence_parallel: Flag
+) -> Numeric:
+    """Launches of one forward pass: operators, adapters, and tensor parallel messages: one for each block that ends in
+    a reduction, two under sequence parallelism."""
+    operators = habits.layer_kernels + (habits.moe_kernels if moe else 0.0) + ADAPTER_KERNELS * adapters
+    messages = pairs_of(model, moe) * np.where(sequence_parallel, 2.0, 1.0)
+    return operators + np.where(np.asarray(tp) > 1, habits.message_kernels * messages, 0.0)
 
 
 def _core_attention(

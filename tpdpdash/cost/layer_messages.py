@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.cost.case import Case
-from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
-from tpdpdash.cost.parameters import kv_heads_per_rank
-from tpdpdash.model.spec import ModelSpec
+from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, token_exchange_s
+from tpdpdash.cost.parameters import kv_heads_per_rank, pairs_of
 
 if TYPE_CHECKING:
     from tpdpdash.cost.arrays import Floats
     from tpdpdash.units import Numeric
-
-
-def pairs_of(model: ModelSpec, moe: bool) -> float:
-    """Blocks of a layer that end in a TP reduction: attention and MLP; of a MoE layer attention and shared experts."""
-    return 1.0 + (1.0 if not moe or model.shared_expert_ffn_hidden_size else 0.0)
 
 
 def states_messages_s(case: Case) -> tuple[Numeric, Numeric, Numeric]:
@@ -64,4 +58,7 @@ def ring_s(case: Case) -> Numeric:
 
 def expert_exchange_s(case: Case) -> Numeric:
     """Dispatch and combine of one pass: two all-to-alls of the copies [s]."""
-    return 2 * all_to_all_s(copies_bytes(case), case.cluster, case.links.ep)
+    copies = case.model.num_experts_per_token
+    once = case.habits.dispatches_once_per_domain
+    own = case.states_bytes / case.columns.tp
+    return 2 * token_exchange_s(own, copies, case.cluster, case.links.ep, once_per_domain=once)

@@ -16,8 +16,9 @@ from tpdpdash.cost.case import Case, case_of
 from tpdpdash.cost.collectives import GroupLink
 from tpdpdash.cost.ends import end_messages
 from tpdpdash.cost.frameworks import framework_habits
-from tpdpdash.cost.layer_messages import copies_bytes, expert_exchange_s, kv_block_bytes, layer_tp_s, pairs_of, ring_s
+from tpdpdash.cost.layer_messages import copies_bytes, expert_exchange_s, kv_block_bytes, layer_tp_s, ring_s
 from tpdpdash.cost.memory import recomputed_layers, stage_parameters
+from tpdpdash.cost.parameters import pairs_of
 from tpdpdash.cost.passes import PassSeconds, layer_passes
 from tpdpdash.cost.result import Estimate
 from tpdpdash.cost.stages import StageKinds, stage_kinds

@@ -21,6 +21,10 @@ FLASH_BACKWARD_WORK = 2.5
 """Flash attention's backward does five products for the forward's two: arXiv:2205.14135 §3, 2307.08691 §4."""
 FLASH_BACKWARD_SPEED = 0.85
 """Backward reaches less of the peak than forward: arXiv:2307.08691 figures 5 and 6 (A100: 0.62 against 0.72)."""
+UNALIGNED_HEADS = 16.0
+"""Slow-down of naive attention's products where a head's width is no multiple of 8: its rows are then not aligned to
+the 16 bytes that tensor cores want. Fitted to BigScience tr11's runs with heads of 108, 150 and 450 beside those of
+112, 128 and 144."""
 CAST_BYTES = 4.0
 """Traffic of casting one element to 8 bits for a GEMM and its transpose: read 2, write 1 + 1."""
 
@@ -189,11 +193,13 @@ def naive_attention_s(
 
     Per score and element size e: forward softmax reads and writes 2e, dropout 2e + 1 (mask); backward softmax 3e,
     dropout 2e + 1, and twice the products. Products: the larger of FLOPs at attention's efficiency and their traffic.
+    Heads whose width is no multiple of 8 slow the products down.
     """
     scores = tokens * seq_len * heads
     element = rates.element_bytes
     flops = 2.0 * scores * (query_dim + value_dim)
-    work = flops / (rates.dense_flops_per_s * rates.attention_efficiency)
+    slow = 1.0 if query_dim % 8 == 0 and value_dim % 8 == 0 else UNALIGNED_HEADS
+    work = slow * flops / (rates.dense_flops_per_s * rates.attention_efficiency)
     products = np.maximum(work, traffic_s(2 * element * scores, rates))
     dropped = 2 * element + 1 if dropout else 0.0
     return AttentionSeconds(

@@ -68,6 +68,11 @@ def _key_value(model: ModelSpec, parts: LayerParameters) -> int:
     return parts.qkv * kv_width // (width + kv_width)
 
 
+def pairs_of(model: ModelSpec, moe: bool) -> float:
+    """Blocks of a layer that end in a TP reduction: attention and MLP; of a MoE layer attention and shared experts."""
+    return 1.0 + (1.0 if not moe or model.shared_expert_ffn_hidden_size else 0.0)
+
+
 def embedding_shard(model: ModelSpec, *, tp: Numeric, framework: str) -> Numeric:
     """Token embedding, padded and divided by tp, with the position table, which is whole, and loose parameters."""
     counts = parameter_counts(model)

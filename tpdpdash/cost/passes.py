@@ -19,11 +19,11 @@ from tpdpdash.cost.layer_messages import (
     expert_exchange_s,
     expert_tp_s,
     layer_tp_s,
-    pairs_of,
     ring_s,
     states_messages_s,
 )
 from tpdpdash.cost.operators import smooth_maximum
+from tpdpdash.cost.parameters import pairs_of
 
 if TYPE_CHECKING:
     from tpdpdash.units import Numeric
@@ -104,7 +104,7 @@ def layer_passes(case: Case, moe: bool) -> LayerPasses:
     )
 
 
-def _against_host(device_s: Numeric, messages: _Messages, host_s: float) -> PassSeconds:
+def _against_host(device_s: Numeric, messages: _Messages, host_s: Numeric) -> PassSeconds:
     """Device and messages against the host's launches; what exceeds the messages counts as compute."""
     total = np.asarray(smooth_maximum(device_s + messages.total_s, host_s))
     return PassSeconds(

@@ -53,7 +53,8 @@ class StageKinds:
 
     def spread(self, values: Floats) -> Floats:
         """Values of kinds (n, kinds), given to every stage (n, stages); 0 where there is none."""
-        return np.where(self.stage_exists, np.take_along_axis(values, self.of_stage, axis=1), 0.0)
+        rows = np.arange(len(values))[:, None]
+        return np.where(self.stage_exists, values[rows, self.of_stage], 0.0)
 
     def every_stage(self) -> StageKinds:
         """One kind a stage, in order."""

@@ -152,7 +152,7 @@ def _step_parts(
     columns = case.columns
     microbatches = columns.num_microbatches(case.training.global_batch_size)
     busy = np.where(kinds.exists, stages.forward_s + stages.backward_s, -1.0)
-    critical = busy.argmax(axis=1)[:, None]
+    critical = np.arange(len(busy)), busy.argmax(axis=1)
     pipeline_s = pipeline_seconds(
         schedule=columns.schedule,
         forward_s=kinds.spread(stages.forward_s),
@@ -162,10 +162,10 @@ def _step_parts(
         num_model_chunks=columns.num_model_chunks,
         group=columns.microbatch_group_size_per_vp_stage,
     )
-    sums = {name: np.take_along_axis(each, critical, axis=1)[:, 0] * microbatches for name, each in microbatch.items()}
+    sums = {name: each[critical] * microbatches for name, each in microbatch.items()}
     sums["pp_s"] = sums["pp_s"] + tied_s
     sums["dp_s"] = sums["dp_s"] + data.per_step_s.max(axis=1)
-    working = microbatches * np.take_along_axis(busy, critical, axis=1)[:, 0]
+    working = microbatches * busy[critical]
     return StepSeconds(
         **sums,
         bubble_s=np.maximum(pipeline_s - working, 0.0),
