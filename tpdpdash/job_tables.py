@@ -13,6 +13,9 @@ from tpdpdash.cluster.detection import Detection
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.fields import Limits, nearest
+from tpdpdash.layout.batch_rules import MAX_GLOBAL_BATCH_SIZE, MAX_SEQ_LEN
+from tpdpdash.layout.frameworks import known_framework
+from tpdpdash.layout.shard_rules import ZERO_STAGES
 from tpdpdash.layout.world import MAX_DEGREE
 from tpdpdash.model.inline import spec_from_fields
 from tpdpdash.model.names import check_name
@@ -27,8 +30,8 @@ Table = Mapping[str, object]
 TABLES = ("model", "cluster", "training", "layout")
 
 TRAINING_LIMITS: Limits = {
-    "seq_len": (1, 16_777_216),
-    "global_batch_size": (1, 10_000_000),
+    "seq_len": (1, MAX_SEQ_LEN),
+    "global_batch_size": (1, MAX_GLOBAL_BATCH_SIZE),
     "steps": (1, 1_000_000_000),
     "tokens": (1, 1e18),
     "dropout": (0, 0.999),
@@ -41,7 +44,7 @@ LAYOUT_LIMITS: Limits = {
         ("layers_per_stage", "first_stage_layers", "last_stage_layers", "recompute_num_layers"), (1, 10_000)
     ),
     "micro_batch_size": (1, 1_000_000),
-    "zero_stage": (0, 3),
+    "zero_stage": (ZERO_STAGES[0], ZERO_STAGES[-1]),
 }
 
 
@@ -146,6 +149,5 @@ def framework_notice(training: Mapping[str, Any]) -> tuple[Fault, ...]:
     framework = training.get("framework")
     if framework is None or framework in FRAMEWORKS:
         return ()
-    closest = nearest(framework, FRAMEWORKS) or "megatron-core"
-    values = {"nearest": closest}
+    values = {"nearest": known_framework(framework)}
     return (Fault(code="unknown_framework", field="training.framework", value=framework, values=values),)
