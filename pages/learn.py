@@ -64,7 +64,7 @@ parts.verdict("warning", learn_words.correction(world), learn_words.correction_d
 
 left, right = st.columns(2)
 with left, parts.card(t("With PP 2"), t("the model in two halves")):
-    halves = learn_view.learn_world(min(world.tp, 8), 2, world.device)
+    halves = learn_view.learn_world(world.tp, 2, world.device)
     figures.figure(rank_map(learn_view.stage_map(halves, model.num_layers), theme), "learn-stages")
     st.caption(learn_words.pipeline_sentence(halves))
 with right, parts.card(t("Check yourself")):

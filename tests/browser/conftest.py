@@ -10,12 +10,14 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.unit.cluster import fake_nvml
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
@@ -68,34 +70,68 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes], log: Path) -> No
     raise TimeoutError(f"no server on port {port}:\n{log.read_text()}")
 
 
-@pytest.fixture
-def start_server(tmp_path: Path, runs_root: Path) -> Iterator[Callable[[], Server]]:
-    """Start a dashboard as `tpdpdash serve` does; every server and run of the test is ended with it."""
-    from tpdpdash.run.folder import RunFolder, run_ids
-    from tpdpdash.run.stop import stop_run
+def _launch(log: Path, environ: Mapping[str, str]) -> Server:
+    """Start a dashboard as `tpdpdash serve` does, its token made beforehand."""
     from tpdpdash.serve import serve_command
     from tpdpdash.start_token import start_token
+
+    port = _free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", environ["XDG_STATE_HOME"])
+        token = start_token()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            serve_command(port, "127.0.0.1"), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env=dict(environ),
+        )  # fmt: skip
+    _wait_until_up(port, process, log)
+    return Server(port=port, token=token, log=log, process=process)
+
+
+def _end(server: Server) -> None:
+    if server.process.poll() is None:
+        server.stop()
+    assert "Traceback" not in server.log.read_text(), server.log.read_text()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path, runs_root: Path) -> Iterator[Callable[[], Server]]:
+    """Start a dashboard with the directories of this test; every server and run of the test is ended with it."""
+    from tpdpdash.run.folder import RunFolder, run_ids
+    from tpdpdash.run.stop import stop_run
 
     started: list[Server] = []
 
     def start() -> Server:
-        port, log = _free_port(), tmp_path / f"server-{len(started)}.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                serve_command(port, "127.0.0.1"), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                env=dict(os.environ),
-            )  # fmt: skip
-        started.append(Server(port=port, token=start_token(), log=log, process=process))
-        _wait_until_up(port, process, log)
+        started.append(_launch(tmp_path / f"server-{len(started)}.log", os.environ))
         return started[-1]
 
     yield start
     for run_id in run_ids(runs_root):
         stop_run(RunFolder(runs_root / run_id), by="signal")
     for server in started:
-        if server.process.poll() is None:
-            server.stop()
-        assert "Traceback" not in server.log.read_text(), server.log.read_text()
+        _end(server)
+
+
+@pytest.fixture(scope="module")
+def gpu_state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared server keeps its token and uploads."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def gpu_server(tmp_path_factory: pytest.TempPathFactory, gpu_state_home: Path) -> Iterator[Server]:
+    """One dashboard for all tests of a module, on a machine with 8 × H100 (the fake NVML library) and no run."""
+    folder = tmp_path_factory.mktemp("gpu-server")
+    busy = {"power_error": "NOT_SUPPORTED", "used": 41 * 2**30, "util": 97}
+    machine = folder / "scenario.txt"
+    machine.write_text(fake_nvml.scenario([{}] * 7 + [busy]))
+    environ = fake_nvml.environment(fake_nvml.build(folder), machine)
+    server = _launch(
+        folder / "server.log", {**environ, "TPDPDASH_RUNS": str(folder / "runs"), "XDG_STATE_HOME": str(gpu_state_home)}
+    )
+    yield server
+    _end(server)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +158,7 @@ class Tab:
         self.page.goto(url, wait_until="domcontentloaded")
         return self.settled()
 
-    def settled(self, pause_ms: int = 800) -> Page:
+    def settled(self, pause_ms: int = 500) -> Page:
         """Wait until the script has run and what it sent is drawn."""
         self.page.wait_for_selector(IDLE, timeout=120_000)
         self.page.wait_for_timeout(pause_ms)
@@ -138,7 +174,7 @@ class Tab:
         width = self.page.viewport_size["width"] if self.page.viewport_size else 1440
         height = self.page.locator("[data-testid=stMainBlockContainer]").evaluate("e => e.scrollHeight")
         self.page.set_viewport_size({"width": width, "height": min(max(900, int(height) + 80), 6000)})
-        self.page.wait_for_timeout(700)
+        self.page.wait_for_timeout(400)
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SHOTS / f"{name}.png")
         self.page.set_viewport_size({"width": width, "height": 1000})

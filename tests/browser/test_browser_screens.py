@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,10 @@ SCREENS = ("cluster", "plan", "layout", "launch", "watch", "learn")
 NASTY = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> :smile: **b**"
 
 
-def test_a_deep_link_is_the_first_request_of_a_fresh_server(
-    start_server: Callable[[], Any], new_tab: Callable[..., Any]
-) -> None:
-    server, tab = start_server(), new_tab()
-    page = tab.open(server.url("plan", device="A100-SXM4-80GB", nodes="2", gpus="8"))
+def test_a_deep_link_is_the_first_request_of_a_fresh_server(gpu_server: Any, new_tab: Callable[..., Any]) -> None:
+    """First of its module: the server has served nothing yet."""
+    tab = new_tab()
+    page = tab.open(gpu_server.url("plan", device="A100-SXM4-80GB", nodes="2", gpus="8"))
     page.get_by_role("heading", name="Plan").wait_for()
     assert page.get_by_role("link", name="Learn").is_visible(), "the shell is missing: app.py was skipped"
     assert "16" in tab.text()
@@ -27,41 +27,80 @@ def test_a_deep_link_is_the_first_request_of_a_fresh_server(
     assert tab.errors == []
 
 
-def test_every_screen_opens_in_light_and_dark_and_on_a_narrow_window(
-    start_server: Callable[[], Any], new_tab: Callable[..., Any]
+def look_at(tab: Any, screen: str, name: str) -> None:
+    """One screen as it stands: its title, no traceback, nothing beyond the window; a picture is kept."""
+    heading = tab.page.get_by_role("heading", level=1)
+    heading.wait_for()
+    assert heading.inner_text() == screen.capitalize()
+    assert tab.page.locator("[data-testid=stException]").count() == 0
+    overflow = tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0, f"{name} is {overflow} px wider than its window"
+    tab.shot(name)
+
+
+def test_every_screen_opens_in_light_and_in_dark(gpu_server: Any, new_tab: Callable[..., Any]) -> None:
+    tab = new_tab()
+    for screen in SCREENS:
+        tab.open(gpu_server.url(screen))
+        look_at(tab, screen, f"{screen}-light")
+        tab.page.emulate_media(color_scheme="dark")
+        tab.settled()
+        ground = tab.page.locator("[data-testid=stApp]").evaluate("e => getComputedStyle(e).backgroundColor")
+        assert ground == "rgb(14, 17, 23)"
+        look_at(tab, screen, f"{screen}-dark")
+        tab.page.emulate_media(color_scheme="light")
+    assert tab.errors == []
+    assert tab.outside == []
+
+
+def test_every_screen_opens_in_a_narrow_window(gpu_server: Any, new_tab: Callable[..., Any]) -> None:
+    tab = new_tab(400)
+    for screen in SCREENS:
+        tab.open(gpu_server.url(screen))
+        look_at(tab, screen, f"{screen}-narrow")
+    assert tab.errors == []
+
+
+def test_eight_gpus_are_shown_live_and_nobody_starts_anything_without_the_token(
+    gpu_server: Any, new_tab: Callable[..., Any]
 ) -> None:
-    server = start_server()
-    for scheme, width in (("light", 1440), ("dark", 1440), ("light", 400)):
-        tab = new_tab(width, scheme)
-        for screen in SCREENS:
-            page = tab.open(server.url(screen))
-            page.get_by_role("heading", level=1).wait_for()
-            assert page.get_by_role("heading", level=1).inner_text() == screen.capitalize()
-            assert page.locator("[data-testid=stException]").count() == 0
-            overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-            assert overflow <= 0, f"{screen} is {overflow} px wider than a window of {width} px"
-            tab.shot(f"{screen}-{scheme}-{width}")
-        assert tab.errors == []
-        assert tab.outside == []
+    tab = new_tab()
+    tab.open(gpu_server.url("cluster"))
+    assert "8 × NVIDIA H100 80GB HBM3, all joined by NVSwitch. 7 free; GPU 7 holds 41.0 GiB." in tab.text()
+    assert "7 of 8 report" in tab.text(), "the power of one is not supported"
+    page = tab.open(
+        gpu_server.url("launch", how="here", device="local", nodes="auto", gpus="auto", layout="tp2-pp2-dp2")
+    )
+    assert page.get_by_role("button", name="Start the run").is_disabled()
+    assert tab.errors == []
 
 
 def test_a_name_from_a_config_is_text_in_every_screen(
-    start_server: Callable[[], Any], new_tab: Callable[..., Any]
+    gpu_server: Any, gpu_state_home: Path, new_tab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows b29, b31, b32 and r133."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(gpu_state_home))
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
-    config = {
-        "model_type": "llama",
-        **sizes,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "tie_word_embeddings": False,
-    }
+    config = {"model_type": "llama", **sizes, "num_key_value_heads": 8, "vocab_size": 32000}
     model = uploads.keep_config(json.dumps({**config, "_name_or_path": NASTY}).encode(), "config.json")
-    server, tab = start_server(), new_tab()
+    tab = new_tab()
     for screen in ("plan", "layout", "launch"):
-        page = tab.open(server.url(screen, model=model, layout="tp2-pp2-dp2"))
+        page = tab.open(gpu_server.url(screen, model=model, layout="tp2-pp2-dp2"))
         assert tab.dialogs == []
         assert page.locator("[data-testid=stMain] a[href^='javascript']").count() == 0
         assert page.locator("[data-testid=stMain] img[src='x']").count() == 0
     assert tab.errors == []
+
+
+def test_b01_a_config_that_cannot_be_read_leaves_the_model_as_it_was(
+    gpu_server: Any, new_tab: Callable[..., Any], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "config.json"
+    wrong.write_text('{"model_type": "llama", "hidden_size": 4096,')
+    tab = new_tab()
+    page = tab.open(gpu_server.url("plan", model="gpt2-xl", seq="1024"))
+    page.get_by_role("button", name="config.json").click()
+    page.locator("input[type=file]").set_input_files(wrong)
+    page.get_by_text("Nothing was changed: the model is still gpt2-xl.").wait_for()
+    assert "model=gpt2-xl" in page.url
+    assert "tokens/s per GPU" in tab.text()

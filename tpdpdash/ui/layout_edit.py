@@ -18,6 +18,8 @@ from tpdpdash.ui.layout_code import KEY_OF_CODE
 
 ORDERS = (DEFAULT_RANK_ORDER, "tp-cp-ep-pp-dp", "tp-cp-pp-ep-dp", "dp-tp-cp-ep-pp", "pp-dp-cp-ep-tp")
 """Rank orders that are offered; the address takes any."""
+SCHEDULES = ("1f1b", "gpipe")
+"""Schedules that are offered; several chunks interleave."""
 EDITED = ("tp", "cp", "ep", "pp", "mb", "v", "z")
 """Codes of the keys that can be typed, in this order."""
 
@@ -67,6 +69,9 @@ def degree_widgets(layout: Layout) -> None:
         grid.number_input(layout_word(field), low, high, key=f"edit-{code}", on_change=_take)
     st.session_state["edit-recompute"] = layout.recompute
     grid.selectbox(t("Recompute"), RECOMPUTES, key="edit-recompute", on_change=_take)
+    schedules = SCHEDULES if layout.schedule in SCHEDULES else (layout.schedule,)
+    st.session_state["edit-schedule"] = layout.schedule
+    grid.selectbox(layout_word("schedule"), schedules, key="edit-schedule", on_change=_take, disabled=layout.pp == 1)
     st.caption(t("DP = devices / (TP × CP × PP); the rest keeps its default."))
 
 
@@ -75,4 +80,7 @@ def _take() -> None:
     recompute = st.session_state["edit-recompute"]
     if recompute != "none":
         parts.append(recompute)
+    schedule = st.session_state["edit-schedule"]
+    if schedule in SCHEDULES[1:] and int(st.session_state["edit-pp"]) > 1:
+        parts.append(f"s:{schedule}")
     state.update(layout="-".join(parts))

@@ -43,7 +43,12 @@ class World:
 
     def peers(self, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """The group that holds the chosen device."""
-        return next(group for group in groups if self.device in group)
+        return self.group_of(self.device, groups)
+
+    @staticmethod
+    def group_of(device: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The group that holds a device."""
+        return next(group for group in groups if device in group)
 
     def slice_of(self, device: int) -> int:
         """Which slice of W a device holds, from 0."""

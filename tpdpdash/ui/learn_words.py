@@ -124,20 +124,16 @@ def asked(world: World) -> int:
     return 5 if world.device != 5 else 10
 
 
-def group_of(groups: Sequence[tuple[int, ...]], device: int) -> tuple[int, ...]:
-    return next(group for group in groups if device in group)
-
-
 def right_answer(world: World) -> str:
     """Its data group."""
-    others = [d for d in group_of(world.dp_groups, asked(world)) if d != asked(world)]
+    others = [d for d in world.group_of(asked(world), world.dp_groups) if d != asked(world)]
     return ", ".join(map(name, others)) or t("none")
 
 
 def answers(world: World) -> list[str]:
     """The right answer among wrong ones, in an order that does not tell."""
     device = asked(world)
-    tensor = [d for d in group_of(world.tp_groups, device) if d != device]
+    tensor = [d for d in world.group_of(device, world.tp_groups) if d != device]
     wrong = [", ".join(map(name, tensor)) or t("none"), t("{device} only", device=name(device - 1)), t("all 15 others")]
     return sorted({right_answer(world), *wrong}, key=lambda text: (len(text), text))
 

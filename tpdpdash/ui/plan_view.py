@@ -279,7 +279,14 @@ def nothing_fits(plan: Plan, job: Job) -> tuple[str, str]:
     """The verdict when no layout fits, and how far the closest one misses."""
     nothing = t("**Nothing fits {cluster}.**", cluster=cluster_name(job))
     if plan.closest is None or plan.closest_bytes_short is None:
-        return nothing, t("No layout is legal: the refusals below say why.")
+        # A rule about model or training refuses whatever the degrees are: it goes before those about a degree.
+        most = max(
+            plan.refusals.values(),
+            key=lambda refusal: (not refusal.fault.field.startswith("layout."), refusal.count),
+            default=None,
+        )
+        why = "" if most is None else parts.literal_sentence(most.fault)
+        return t("{nothing} No layout is legal.", nothing=nothing), why
     closest = t(
         "The closest layout, {degrees}, is {short} short.",
         degrees=degrees(plan.closest.layout),
