@@ -31,7 +31,7 @@ from tpdpdash.layout.columns import LayoutColumns
 Key = tuple[str, str, str]
 """("device" or "framework", its name, the constant)."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    "gemm_efficiency": (0.3, 0.92),
+    "gemm_efficiency": (0.3, 0.95),
     "gemm_half_k": (100.0, 3000.0),
     "gemm_frac": (0.5, 1.0),
     "layer_kernels": (4.0, 400.0),
@@ -164,7 +164,7 @@ def fit(groups: list[Group], start: dict[Key, float], rounds: int, wanted: Calla
     """Coordinate descent over the wanted constants with shrinking steps in the logarithm of each."""
     values = dict(start)
     losses = {id(group): group.loss(values) for group in groups}
-    for step in [0.4 / 2**n for n in range(rounds)]:
+    for step in [0.2 / 2**n for n in range(rounds)]:
         for key in (k for k in start if wanted(k)):
             own = [group for group in groups if group.depends(key)]
             low, high = BOUNDS[key[2]]

@@ -127,6 +127,30 @@ def test_what_fits_a_device_fits_a_larger_one(case, usable_bytes):
     assert fits[1] >= fits[0]
 
 
+FASTER = {
+    "network": lambda c: replace(c, network=replace(c.network, bytes_per_s=2 * c.network.bytes_per_s)),
+    "scale-up link": lambda c: replace(c, scale_up=replace(c.scale_up, bytes_per_s=2 * c.scale_up.bytes_per_s)),
+    "larger domains": lambda c: replace(c, scale_up_domain_size=16),
+    "memory": lambda c: replace(c, device=device(memory_bytes_per_s=4e12)),
+    "peak": lambda c: replace(
+        c, device=device(peak_flops_per_s={k: 2 * v for k, v in device().peak_flops_per_s.items()})
+    ),
+    "host": lambda c: replace(c, device=device(launch_s=1e-6)),
+}
+
+
+@pytest.mark.parametrize("change", FASTER.values(), ids=FASTER.keys())
+@settings(deadline=None, max_examples=40)
+@given(priced_layouts(), frameworks, st.sampled_from(["all", "lora"]))
+def test_a_faster_part_never_slows_the_step(change, case, framework, trainable):
+    model, layout = case
+    cluster = cluster_of(nodes=max(1, -(-layout.world_size // 8)))
+    steps = training_of(global_batch_size=256, seq_len=4096, framework=framework, trainable=trainable)
+    columns = LayoutColumns.from_layouts([layout])
+    before, after = (estimate(model, c, steps, columns).step_s[0] for c in (cluster, change(cluster)))
+    assert after <= before * (1 + 1e-9)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(priced_layouts(), min_size=2, max_size=8), st.booleans(), frameworks)
 def test_a_row_of_an_array_is_the_scalar_call_to_the_last_bit(cases, moe, framework):

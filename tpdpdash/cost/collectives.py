@@ -120,7 +120,7 @@ def token_exchange_s(
         for _ in range(copies):
             missed = missed * (1 - 1 / domains)
         crossings = (domains - 1) * (1 - missed)
-        inside = copies * (link.members - 1) / link.members
+        inside = copies * (link.size - 1) / link.size
     inside, outside = inside * token_bytes / up, crossings * token_bytes / net
     latency = np.where(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
     return np.where(link.size > 1, np.maximum(inside, outside) + latency, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -164,8 +165,17 @@ def stage_memory(
         activations_bytes=np.where(exists, activations, 0.0),
         logits_bytes=logits,
         buffers_bytes=np.where(exists, buffers, 0.0),
-        overhead_bytes=np.where(exists, cluster.device.overhead_bytes + habits.allocator_frac * held, 0.0),
+        overhead_bytes=np.where(exists, _overhead(cluster, habits, held), 0.0),
     )
+
+
+def _overhead(cluster: ClusterSpec, habits: FrameworkHabits, held: Floats) -> Floats:
+    """Context, workspace, and what the allocator reserves beyond what tensors hold: as much as there is room for, since
+    it gives reserved blocks back before it fails, (n, stages)."""
+    device = cluster.device
+    room = device.usable_bytes if math.isfinite(device.usable_bytes) else math.inf
+    reserved = np.minimum(habits.allocator_frac * held, np.maximum(room - device.overhead_bytes - held, 0.0))
+    return np.asarray(device.overhead_bytes + reserved)
 
 
 def _states(
@@ -310,12 +320,11 @@ def _buffers(
 def _fp32_gradients(
     each: StateBytes, habits: FrameworkHabits, columns: LayoutColumns, held: StageParameters
 ) -> Floats | float:
-    """The fp32 copy of a rank's own 16-bit gradients, for frameworks whose update makes one, (n, stages). It is made
-    when activations are gone, but a block of its size finds no place among theirs."""
+    """The fp32 copy of a rank's own 16-bit gradients under ZeRO, for frameworks whose update makes one, (n, stages). It
+    is made when activations are gone, but a block of its size finds no place among theirs."""
     if not (habits.updates_from_fp32_gradients and each.gradients == DTYPE_BYTES["fp16"]):
         return 0.0
     dense, experts = held.trained
     dense_size, expert_size = (column(size) for size in shard_sizes(columns))
-    zero = column(columns.zero_stage) >= 1
-    own = sharded(DTYPE_BYTES["fp32"], dense, zero, dense_size)
-    return np.asarray(own + sharded(DTYPE_BYTES["fp32"], experts, zero, expert_size))
+    own = DTYPE_BYTES["fp32"] * (dense / dense_size + experts / expert_size)
+    return np.asarray(np.where(column(columns.zero_stage) >= 1, own, 0.0))

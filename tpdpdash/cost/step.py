@@ -13,7 +13,7 @@ from tpdpdash.cost.ends import case_ends_s, end_messages
 from tpdpdash.cost.layer_messages import expert_exchange_s, layer_tp_s, ring_s
 from tpdpdash.cost.memory import StageParameters, kept_activations, recomputed_layers, stage_parameters
 from tpdpdash.cost.optimizer import HOST_LINK_BYTES_PER_S, accumulation_s, optimizer_s
-from tpdpdash.cost.passes import PassSeconds, layer_passes
+from tpdpdash.cost.passes import PassSeconds, layer_passes, slowest_rank
 from tpdpdash.cost.stages import StageKinds
 from tpdpdash.cost.traffic import DataSeconds, data_s, exposed_hops_s, tied_embedding_s
 from tpdpdash.schedule.closed_form import pipeline_seconds
@@ -226,10 +226,10 @@ def _add_recompute(parts: Parts, each: PassSeconds, layers: Floats) -> None:
 
 def _add_ends(forward: Parts, backward: Parts, case: Case, kinds: StageKinds) -> None:
     """Embedding on the first stage, head and loss on the last, with their TP messages."""
-    ends, sent = case_ends_s(case), end_messages(case)
+    ends, sent, slowest = case_ends_s(case), end_messages(case), slowest_rank(case.columns.world_size)
     added = (
-        (forward, "compute_s", ends.embedding_forward_s, ends.head_forward_s),
-        (backward, "compute_s", ends.embedding_backward_s, ends.head_backward_s),
+        (forward, "compute_s", slowest * ends.embedding_forward_s, slowest * ends.head_forward_s),
+        (backward, "compute_s", slowest * ends.embedding_backward_s, slowest * ends.head_backward_s),
         (forward, "tp_s", sent.embedding_forward_s, sent.head_forward_s),
         (backward, "tp_s", sent.embedding_backward_s, sent.head_backward_s),
     )
