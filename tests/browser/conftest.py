@@ -183,19 +183,21 @@ class Tab:
 @pytest.fixture
 def new_tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Tab]]:
     """A tab of a new browser profile; errors, dialogs and requests elsewhere are collected. Each leaves a picture."""
-    contexts = []
+    contexts, tabs = [], []
 
     def make(width: int = 1440, scheme: str = "light") -> Tab:
         context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)  # type: ignore[arg-type]
         contexts.append(context)
         tab = Tab(context.new_page())
+        tabs.append(tab)
 
         def on_console(message: ConsoleMessage) -> None:
             if message.type == "error" and not EXPECTED.search(message.text):
                 tab.errors.append(message.text)
 
         tab.page.on("console", on_console)
-        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
+        tab.page.on("pageerror", lambda error: tab.errors.append(f"{error}\n{error.stack}"))
+        tab.page.on("crash", lambda _page: tab.errors.append("the tab crashed"))
         tab.page.on("dialog", lambda dialog: (tab.dialogs.append(dialog.message), dialog.dismiss()))
         tab.page.on(
             "request",
@@ -210,6 +212,7 @@ def new_tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callab
     yield make
     SHOTS.mkdir(parents=True, exist_ok=True)
     for i, context in enumerate(contexts):
+        print(f"tab {i}:", *tabs[i].errors, sep="\n  ")  # shown where the test has failed
         for page in context.pages:
             page.screenshot(path=SHOTS / f"{request.node.name}-{i}.png")
         context.close()
