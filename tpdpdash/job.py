@@ -21,6 +21,7 @@ from tpdpdash.job_tables import (
     TRAINING_LIMITS,
     Table,
     framework_notice,
+    lora_target_faults,
     not_a_table,
     read_cluster,
     read_model,
@@ -103,6 +104,7 @@ def job_from_tables(document: Table, base_dir: Path = Path(), detect: Callable[[
     tables = {name: table_of(document, name) for name in TABLES}
     pins, layout_faults = read_fields(LayoutPins, tables["layout"], "layout", LAYOUT_LIMITS)
     training, training_faults = read_fields(Training, tables["training"], "training", TRAINING_LIMITS)
+    training_faults += lora_target_faults(training)
     model, model_faults, notices = read_model(tables["model"], base_dir)
     cluster, follows, cluster_faults, cluster_notices = read_cluster(tables["cluster"], pins, detect)
     found = {"model": model_faults, "cluster": cluster_faults, "training": training_faults, "layout": layout_faults}

@@ -23,7 +23,7 @@ from tpdpdash.model.presets import preset
 from tpdpdash.model.resolve import resolve_model
 from tpdpdash.model.rules import REQUIRED
 from tpdpdash.model.spec import ModelSpec
-from tpdpdash.training import FRAMEWORKS
+from tpdpdash.training import FRAMEWORKS, LORA_TARGETS
 from tpdpdash.units import ceil_div
 
 Table = Mapping[str, object]
@@ -142,6 +142,20 @@ def _size_of_layout(world_size: int, devices_per_node: int, node_is_given: bool)
     if not node_is_given:
         devices_per_node = max(n for n in range(1, devices_per_node + 1) if world_size % n == 0)
     return {"nodes": ceil_div(world_size, devices_per_node), "devices_per_node": devices_per_node}
+
+
+def lora_target_faults(training: Mapping[str, Any]) -> list[Fault]:
+    """Names of linear layers that no model has: they would be priced as no adapter at all."""
+    unknown = [name for name in training.get("lora_targets", ()) if name not in LORA_TARGETS]
+    return [
+        Fault(
+            code="unknown_choice",
+            field="training.lora_targets",
+            value=name,
+            values={"choices": LORA_TARGETS, "nearest": nearest(name, LORA_TARGETS)},
+        )
+        for name in unknown
+    ]
 
 
 def framework_notice(training: Mapping[str, Any]) -> tuple[Fault, ...]:

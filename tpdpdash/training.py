@@ -25,6 +25,15 @@ Framework = Literal[
 FRAMEWORKS: tuple[str, ...] = get_args(Framework)
 Attention = Literal["flash", "naive"]
 Trainable = Literal["all", "lora"]
+# fmt: off
+LORA_TARGETS = (
+    "q_proj", "wq", "k_proj", "wk", "v_proj", "wv", "linear_qkv", "qkv_proj", "c_attn", "query_key_value", "o_proj",
+    "wo", "out_proj", "linear_proj", "gate_proj", "w1", "up_proj", "w3", "c_fc", "fc1", "linear_fc1", "gate_up_proj",
+    "down_proj", "w2", "fc2", "linear_fc2", "q_a_proj", "q_b_proj", "linear_q_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+    "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
+)
+# fmt: on
+"""Linear layers that may have an adapter, by the names of Hugging Face, Megatron and torchtitan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class Training:
     lora_rank: int = 16
     """Rank of the adapters; used with trainable = lora only."""
     lora_targets: tuple[str, ...] = ()
-    """Linear layers with an adapter; empty = all of them."""
+    """Linear layers with an adapter, of LORA_TARGETS; empty = all of them."""
 
     @property
     def tokens_per_step(self) -> float:

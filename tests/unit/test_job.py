@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tpdpdash.cluster.detection import Detection, HostMemory
+from tpdpdash.cost.adapters import TARGETS
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job, job_from_tables, parse_job, read_job, write_job
 from tpdpdash.text import fault_text
+from tpdpdash.training import LORA_TARGETS
 
 GPT3 = """
 [model]
@@ -323,3 +325,15 @@ def test_a_hostile_model_name_gives_the_job_a_harmless_one():
     job = parse_job(GPT3.replace('"gpt3-175b"', '"gpt3-175b"\nname = "<script>alert(1)</script>"'))
     assert job.name == "script-alert-1-script"
     assert parse_job(write_job(job)).name == job.name
+
+
+def test_an_adapter_on_a_layer_that_no_model_has_is_a_fault_with_the_nearest_name():
+    text = GPT3.replace("seq_len = 2048", 'seq_len = 2048\ntrainable = "lora"\nlora_targets = ["q_proj", "v_porj"]')
+    with pytest.raises(InvalidInputError) as caught:
+        parse_job(text)
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.value, fault.values["nearest"]) == ("training.lora_targets", "v_porj", "v_proj")
+
+
+def test_the_names_of_adapters_are_those_that_the_cost_room_prices():
+    assert set(LORA_TARGETS) == set(TARGETS)
