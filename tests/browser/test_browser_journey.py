@@ -1,4 +1,5 @@
-"""The whole way: a layout is rehearsed, its charts move, a reload loses nothing, Stop leaves no process."""
+"""The whole way: a layout is rehearsed, its charts move (r129: the live part ticks), a reload loses nothing, Stop
+leaves no process."""
 
 from __future__ import annotations
 

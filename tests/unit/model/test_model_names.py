@@ -26,6 +26,10 @@ def test_b43_b45_b47_a_hostile_name_is_refused_with_a_reason(name: str) -> None:
     assert refusal(name)
 
 
+def test_b49_a_line_break_in_a_name_that_ends_up_in_a_script_is_refused() -> None:
+    assert refusal("gpu\n#SBATCH --wrap=id") == ["name_characters"]
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
