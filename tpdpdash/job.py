@@ -59,7 +59,7 @@ class Job:
     """What the person should know about how the input was read (an unknown framework, mixed GPUs)."""
 
     def resolved(self) -> Job:
-        """The same job with every layout key fixed by design.md's defaults, on a cluster of the layout's size.
+        """The same job with every layout key fixed (docs/reference.md's defaults), on a cluster of the layout's size.
 
         Raises InvalidInputError with every fault of the layout.
         """

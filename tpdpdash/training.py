@@ -38,7 +38,7 @@ LORA_TARGETS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How the model is trained. The defaults are design.md §3's first values."""
+    """How the model is trained. The defaults are docs/reference.md's first values."""
 
     seq_len: int
     """Tokens in one sequence (s)."""

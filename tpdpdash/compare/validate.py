@@ -56,7 +56,7 @@ class Validation:
         return [p for _, p in sorted(wrong, key=lambda pair: -pair[0])[:count]]
 
     def to_json(self) -> dict[str, Any]:
-        """design.md §7's `validate --json`."""
+        """docs/reference.md's `validate --json`."""
         by_source = self.by_source
         sizes = [abs(e) for p in self.predictions if (e := self._error(p)) is not None]
         return {

@@ -2,7 +2,7 @@
 
 A group of `size` ranks has `members` of them in each scale-up domain (node or rack). Inside one domain a ring runs at
 the scale-up link; across domains it is as fast as the network cards of its members in one domain together: a ring with
-eight ranks in each node has eight rails, one with a single rank in each node has one (design.md §5).
+eight ranks in each node has eight rails, one with a single rank in each node has one.
 """
 
 from __future__ import annotations

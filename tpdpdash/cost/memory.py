@@ -1,4 +1,4 @@
-"""Memory of each pipeline stage: every part of design.md §5, as arrays (n layouts, stages)."""
+"""Memory of each pipeline stage: every part of docs/cost-model.md, as arrays (n layouts, stages)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A complete layout: every key of design.md §3's layout table, resolved. World size = tp · cp · pp · dp."""
+    """A complete layout: every key of docs/reference.md's layout table, resolved. World size = tp · cp · pp · dp."""
 
     tp: int = 1
     """Tensor parallel degree."""

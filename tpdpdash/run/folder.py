@@ -25,7 +25,7 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of one run (design.md §6). Making the object touches nothing."""
+    """The folder of one run (docs/reference.md). Making the object touches nothing."""
 
     path: Path
     """`$TPDPDASH_RUNS/<run-id>`."""

@@ -92,7 +92,7 @@ def _unborn(folder: RunFolder) -> RunView:
 
 
 def _is_gone(status: RunStatus) -> bool:
-    """Whether the supervisor is gone, as far as this reader may judge (design.md §6)."""
+    """Whether the supervisor is gone, as far as this reader may judge (docs/reference.md)."""
     if status.host == socket.gethostname() and status.boot_id == boot_id():
         return not ProcessId(status.supervisor_pid, status.supervisor_start_time).is_alive
     return time.time() - (status.heartbeat or status.created) > HEARTBEAT_LIMIT_S

@@ -1,4 +1,4 @@
-"""Rehearsal: the same layout with a shrunken model on this machine (design.md §8). Every change is listed.
+"""Rehearsal: the same layout with a shrunken model on this machine (docs/reference.md). Every change is listed.
 
 tp, pp and dp stay as asked up to 16 ranks; above that dp is reduced first, then pp, then tp. steps never change.
 """

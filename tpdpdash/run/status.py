@@ -89,7 +89,7 @@ class RunStatus:
         return self.state in FINAL_STATES
 
     def to_json(self) -> dict[str, Any]:
-        """status.json's object, as design.md §6 names its fields."""
+        """status.json's object, as docs/reference.md names its fields."""
         document = asdict(self)
         supervisor = {"pid": document.pop("supervisor_pid"), "start_time": document.pop("supervisor_start_time")}
         return {"v": 1, "state": document.pop("state"), "supervisor": supervisor, **document}

@@ -86,7 +86,7 @@ class Step:
         state.in_step = False
 
     def fields(self, step_s: float, seconds: list[float]) -> dict[str, object]:
-        """The step record's own fields (design.md §6), and the process time beside the wall time."""
+        """The step record's own fields (docs/reference.md), and the process time beside the wall time."""
         on_cpu = self._probe.device.startswith("cpu")
         memory = resident_bytes() if self.memory_bytes is None and on_cpu else number(self.memory_bytes)
         peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else number(self.peak_memory_bytes)
