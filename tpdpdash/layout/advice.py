@@ -88,11 +88,11 @@ def _order_is_fixed(layout: Layout) -> Fault | None:
 
 
 def _few_microbatches(training: Training, layout: Layout) -> Fault | None:
-    m = layout.num_microbatches(training.global_batch_size)
-    stages = layout.pp * layout.num_model_chunks
-    if layout.pp == 1 or m >= stages:
+    """A pipeline that idles more than half of its working time: (p − 1) / (v·m) > 1/2 (Narayanan 2021, section 2.2)."""
+    p, v, m = layout.pp, layout.num_model_chunks, layout.num_microbatches(training.global_batch_size)
+    if 2 * (p - 1) <= v * m:
         return None
-    values = {"microbatches": m, "stages": stages}
+    values = {"microbatches": m, "stages": p, "chunks": v}
     return Fault(
         code="few_microbatches", field="training.global_batch_size", value=training.global_batch_size, values=values
     )
