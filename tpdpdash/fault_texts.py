@@ -177,8 +177,8 @@ FAULT_TEXTS: dict[str, str] = {
     "--overlap-p2p-communication",
     "order_fixed_by_experts": "{field} is {value}: pp must stay last, for with ep {ep} dense layers have {dp} replicas "
     "and experts {expert_dp}",
-    "few_microbatches": "{field} is {value}: with {microbatches} microbatches on {stages} stages of {chunks} chunks the "
-    "pipeline idles more than half of its working time",
+    "few_microbatches": "{field} is {value}: with {microbatches} microbatches on {stages} stages of {chunks} chunks "
+    "the pipeline idles more than half of its working time",
     "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
     # search
     "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
