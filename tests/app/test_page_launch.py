@@ -35,6 +35,15 @@ def test_a_rehearsal_lists_checks_and_every_change_before_the_start() -> None:
     assert not start_button(at).disabled
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [("tp2-pp2-dp2", "The same groups, schedule and messages"), ("tp1-pp1-dp8-z2", "not as asked: ZeRO")],
+)
+def test_a_rehearsal_says_what_of_the_layout_it_keeps(layout: str, said: str) -> None:
+    at = open_page("launch", token=token.start_token(), **{**CHOSEN, "layout": layout})
+    assert said in texts(at)
+
+
 def test_without_the_token_start_is_disabled_and_says_why() -> None:
     at = open_page("launch", **CHOSEN)
     assert start_button(at).disabled

@@ -93,7 +93,7 @@ def test_changing_an_input_changes_the_address_and_the_answer() -> None:
 def test_where_no_layout_is_legal_the_answer_says_which_rule_refuses_them() -> None:
     at = open_plan(model="gpt2-xl", seq="8192")
     assert not at.exception
-    assert "No layout is legal." in at.warning[0].value
+    assert "**No layout is legal.**" in at.warning[0].value
     assert "1024" in texts(at).split("No layout is legal.")[1][:200], "the length that the positions allow"
 
 

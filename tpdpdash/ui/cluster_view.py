@@ -202,6 +202,11 @@ def spec_metrics(cluster: ClusterSpec) -> list[Metric]:
     ]
 
 
+def _peak_name(precision: str) -> str:
+    """fp32 products run as TF32 where a GPU has it: the catalogue's figure is that one."""
+    return t("Peak fp32 (TF32 where it has it), dense") if precision == "fp32" else t("Peak {p}, dense", p=precision)
+
+
 def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
     """Every figure that estimates use, its value, and where it comes from."""
     import pandas as pd
@@ -212,7 +217,7 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
         "memory_bytes": (t("Memory, nominal"), format_memory(device.memory_bytes)),
         "usable_bytes": (t("Memory, usable"), format_memory(device.usable_bytes)),
         "memory_bytes_per_s": (t("Memory bandwidth"), format_bandwidth(device.memory_bytes_per_s)),
-        **{key: (t("Peak {name}, dense", name=key.removeprefix("peak_")), text) for key, text in peaks.items()},
+        **{key: (_peak_name(key.removeprefix("peak_")), text) for key, text in peaks.items()},
         "power_w": (t("Power limit"), format_power(device.power_w)),
         "gemm_efficiency": (t("Reached by large matrix products"), format_share(device.gemm_efficiency)),
         "gemm_half_k": (t("Inner size at half of that"), f"{device.gemm_half_k:,.0f}"),

@@ -15,6 +15,7 @@ from tpdpdash.job import Job, pins_of, write_job
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.text import t
 from tpdpdash.ui import access, launch_words, parts, phases_strip, runs_view, services, state, watch_words
+from tpdpdash.ui.key_words import key_word
 from tpdpdash.ui.live import Look
 from tpdpdash.units import format_count
 
@@ -119,9 +120,21 @@ def answer(launch: Prepared) -> None:
     verb = t("rehearse") if launch.rehearsal else t("run")
     text = t("**Ready to {verb}: {n} {kind}, {steps} steps.**", verb=verb, n=ranks, kind=kind, steps=steps)
     if launch.rehearsal:
-        text += " " + t("The same groups, schedule and messages, on a shrunken model.")
+        text += " " + _likeness(launch)
     detail = t("No GPU is needed. The first step comes after half a minute or more: importing, connecting, building.")
     parts.verdict("good", text, detail if job.cluster.device.is_cpu else "")
+
+
+def _likeness(launch: Prepared) -> str:
+    """How much of the layout a rehearsal keeps. The worker overlaps nothing and has fewer layers: that changes when
+    messages are sent, not which."""
+    keeps = ("layout.layers_per_stage", "layout.overlap_")
+    changed = [change.key for change in launch.changes if change.key.startswith("layout.")]
+    own = [key for key in changed if not key.startswith(keeps)]
+    if not own:
+        return t("The same groups, schedule and messages, on a shrunken model.")
+    words = ", ".join(key_word(key) for key in own)
+    return t("A shrunken model, and of the layout these are not as asked: {words}.", words=words)
 
 
 def starting(look: Look) -> None:
@@ -145,14 +158,18 @@ def details(launch: Prepared) -> None:
 
 
 def _checks(checks: Sequence[Check]) -> None:
-    counts = {level: sum(check.level == level for check in checks) for level in ("ok", "warning", "failed")}
+    holds = access.may_start()
+    levels = [*(check.level for check in checks), "ok" if holds else "failed"]
+    counts = {level: levels.count(level) for level in ("ok", "warning", "failed")}
     caption = t("{n} good", n=counts["ok"])
     caption += t(", {n} to know", n=counts["warning"]) if counts["warning"] else ""
     caption += t(", {n} against it", n=counts["failed"]) if counts["failed"] else ""
     with parts.card(t("Before it starts"), caption):
-        rows = [(check.level, launch_words.check_name(check), launch_words.check_words(check)) for check in checks]
-        token = t("this browser holds it") if access.may_start() else t("this browser does not hold it")
-        rows.append(("ok" if access.may_start() else "failed", t("Start token"), token))
+        rows: list[tuple[str, str, str]] = [
+            (check.level, launch_words.check_name(check), launch_words.check_words(check)) for check in checks
+        ]
+        token = t("this browser holds it") if holds else t("this browser does not hold it")
+        rows.append((levels[-1], t("Start token"), token))
         cells = [(_ICONS[level], f"**{name}**", f":gray[{words}]") for level, name, words in rows]
         parts.table(pd.DataFrame(cells, columns=["", " ", "  "]), hide_header=True, is_markdown=True)
 

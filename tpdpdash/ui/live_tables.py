@@ -111,6 +111,7 @@ def occurring(phases: RankPhases) -> set[str]:
 def heat_legend(theme: Theme, noise: float) -> tuple[dict[str, Fill], dict[str, str]]:
     """Colours and labels of the heat map's ramp, without those that are below the noise."""
     edges = [t("median, or noise"), *map(format_difference, LEVEL_EDGES)]
+    edges[-1] = t("{share} or more", share=edges[-1])
     shown = [0, *(i + 1 for i, edge in enumerate(LEVEL_EDGES) if [*LEVEL_EDGES, np.inf][i + 1] > noise)]
     fills = {str(i): Fill(fill=color, outline=color, on=color, text=color) for i, color in enumerate(heat_ramp(theme))}
     return fills, {str(i): edges[i] for i in shown}

@@ -286,7 +286,7 @@ def nothing_fits(plan: Plan, job: Job) -> tuple[str, str]:
             default=None,
         )
         why = "" if most is None else parts.literal_sentence(most.fault)
-        return t("{nothing} No layout is legal.", nothing=nothing), why
+        return t("**No layout is legal.** Nothing can be compared on {cluster}.", cluster=cluster_name(job)), why
     closest = t(
         "The closest layout, {degrees}, is {short} short.",
         degrees=degrees(plan.closest.layout),

@@ -85,7 +85,8 @@ def _memory_metric(look: Look) -> parts.Metric:
 def _progress_metric(look: Look, step_s: float | None) -> parts.Metric:
     status = look.view.status
     done, total = watch_words.last_step(look.telemetry), status.steps if status else None
-    note = t("{time} so far", time=format_time(runs_view.duration_s(status)))
+    lasted = format_time(runs_view.duration_s(status))
+    note = t("took {time}", time=lasted) if look.view.is_over else t("{time} so far", time=lasted)
     if total and done is not None and step_s and not look.view.is_over:
         note += " · " + t("{time} left", time=format_time(max(0, total - done) * step_s))
     return parts.Metric(
