@@ -62,6 +62,11 @@ class Estimates:
         return self.time.step_s
 
     @property
+    def bubble_frac(self) -> Floats:
+        """Share of the step that the schedule leaves idle on the critical stage (n,)."""
+        return self.time.bubble_s / self.step_s
+
+    @property
     def peak_bytes(self) -> Floats:
         """Memory of the fullest stage (n,)."""
         return self.memory.peak_bytes

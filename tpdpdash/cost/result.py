@@ -101,6 +101,21 @@ class Estimate:
         return total
 
     @property
+    def bubble_frac(self) -> float:
+        """Share of the step that the schedule leaves idle on the critical stage."""
+        return self.parts["bubble_s"] / self.step_s
+
+    @property
+    def held_frac(self) -> float:
+        """Share of the capacity that the fullest stage holds."""
+        return self.peak_bytes / self.capacity_bytes
+
+    @property
+    def spare_bytes(self) -> float:
+        """Memory that the fullest stage leaves; negative where it does not fit."""
+        return self.capacity_bytes - self.peak_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether every stage fits."""
         return self.peak_bytes <= self.capacity_bytes

@@ -72,7 +72,7 @@ class Plan:
         """Bytes by which the closest layout misses; None when something fits or nothing is legal."""
         if self.feasible or self.closest is None:
             return None
-        return self.closest.peak_bytes - self.closest.capacity_bytes
+        return -self.closest.spare_bytes
 
     def top(self, count: int) -> list[Estimate]:
         """The best `count` layouts with all their stages."""

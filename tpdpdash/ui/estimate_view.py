@@ -80,14 +80,14 @@ def speed_sentence(estimate: Estimate, device: str) -> str:
         mfu=format_share(estimate.throughput["mfu"]),
     )
     stage = fullest_stage(estimate)
-    spare = estimate.capacity_bytes - estimate.peak_bytes
+    spare = estimate.spare_bytes
     if estimate.fits:
         fits = t(
             "It fits: stage {stage} needs the most, with {spare} to spare.", stage=stage, spare=format_memory(spare)
         )
     else:
         fits = t("It does not fit: stage {stage} is {short} short.", stage=stage, short=format_memory(-spare))
-    bubble = estimate.parts["bubble_s"] / estimate.step_s
+    bubble = estimate.bubble_frac
     if not estimate.parts["bubble_s"]:
         return f"{speed} {fits}"
     return f"{speed} {fits} " + t("The bubble takes {share}.", share=format_share(bubble))

@@ -65,7 +65,7 @@ def priced(tp: int = 1, dp: int = 1, pp: int = 1, zero_stage: int = 0) -> Priced
 def degree_rows() -> list[tuple[str, str, str, str, str, str]]:
     """(kind, degree, what it buys, what it costs, states each before → after, bytes in messages a step each)."""
     alone, tp, dp, pp = priced(), priced(tp=2), priced(dp=8), priced(pp=2)
-    bubble = pp.estimate.parts["bubble_s"] / pp.estimate.step_s
+    bubble = pp.estimate.bubble_frac
     return [
         ("tp", "TP 2", t("half of every layer on each"), t("messages in every layer, on the fastest link"),
          _change(alone, tp), format_sent(tp.sent_bytes("tp"))),

@@ -53,7 +53,7 @@ def best_sentence(best: Estimate, job: Job) -> str:
         variant=variant(best.layout),
         speed=format_large(best.throughput["tokens_per_s_per_device"]),
         device=device_word(job),
-        spare=format_memory(best.capacity_bytes - best.peak_bytes),
+        spare=format_memory(best.spare_bytes),
     )
 
 
@@ -108,7 +108,7 @@ def metrics(best: Estimate, job: Job) -> list[Metric]:
             note=t(
                 "stage {stage} · {share}",
                 stage=fullest_stage(best),
-                share=format_share(best.peak_bytes / best.capacity_bytes),
+                share=format_share(best.held_frac),
             ),
         ),
         Metric(
@@ -181,7 +181,7 @@ def ranked_table(ranked: Estimates, rows: NDArray[np.intp], job: Job) -> pd.Data
     """One row a TP × PP × DP: what a person reads, speed and memory as numbers for their bars."""
     device = device_word(job)
     layouts = [ranked.columns.layout(int(row)) for row in rows]
-    bubble = ranked.time.bubble_s / ranked.step_s
+    bubble = ranked.bubble_frac
     return pd.DataFrame(
         {
             "#": range(1, len(rows) + 1),
