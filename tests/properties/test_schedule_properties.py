@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import closed
 from strategies import interleavings, stage_times
 
 from tpdpdash.layout.layout import SCHEDULES
@@ -22,23 +23,6 @@ from tpdpdash.schedule.timeline import simulate
 
 MANY = settings(max_examples=150, deadline=None)
 TIGHT = 1e-9
-
-
-def closed(
-    schedule: str, forward: list[float], backward: list[float], m: int, v: int = 1, g: int = 0, x: float = 0.0
-) -> float:
-    f, b = np.array([forward]), np.array([backward])
-    seconds = pipeline_seconds(
-        schedule=SCHEDULES.index(schedule),
-        forward_s=f,
-        backward_s=b,
-        stage_mask=np.ones_like(f, np.bool_),
-        num_microbatches=m,
-        num_model_chunks=v,
-        group=g or len(forward),
-        transfer_s=x,
-    )
-    return float(seconds[0])
 
 
 def upper(forward: list[float], backward: list[float], m: int, v: int) -> float:

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pipelines import closed
 
 from tpdpdash.layout.layout import SCHEDULES
 from tpdpdash.schedule.actions import Action, schedule_actions
 from tpdpdash.schedule.closed_form import microbatches_in_flight, pipeline_seconds
 from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline, simulate
-
-
-def closed(schedule: str, forward: list[float], backward: list[float], m: int, v: int = 1, x: float = 0.0) -> float:
-    f, b = np.array([forward]), np.array([backward])
-    seconds = pipeline_seconds(
-        schedule=SCHEDULES.index(schedule),
-        forward_s=f,
-        backward_s=b,
-        stage_mask=np.ones_like(f, np.bool_),
-        num_microbatches=m,
-        num_model_chunks=v,
-        transfer_s=x,
-    )
-    return float(seconds[0])
 
 
 def busy_s(timeline: Timeline, rank: int) -> float:
