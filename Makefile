@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test check soak bench clean
+.PHONY: run test check soak kills bench clean
 
 $(VENV)/.ready: requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +17,14 @@ run: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not soak"
 
+# What is too long for every run: 500 random kills, and the built-in worker's memory at the size of Llama-3-8B.
+soak: $(VENV)/.ready
+	$(BIN)/python -m pytest -m soak
+
+# The soak's short form.
+kills: $(VENV)/.ready
+	TPDPDASH_SOAK_KILLS=10 $(BIN)/python -m pytest -m soak tests/run/test_soak.py
+
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -25,6 +33,10 @@ check: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.history
+	$(BIN)/python -m benchmarks.calibrated
+	$(BIN)/python -m benchmarks.telemetry
+	$(BIN)/python -m benchmarks.probe
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

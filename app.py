@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from tpdpdash.ui import access, frontend, parts, shell, state
+from tpdpdash.ui import access, frontend, parts, services, shell, state
 
 page = shell.build_navigation()
 st.set_page_config(
@@ -17,4 +17,5 @@ with st.sidebar:
     links = shell.sidebar()
 parts.faults(state.address_faults(), "info")
 page.run()
+services.set_aside(page.url_path)
 shell.links(links)

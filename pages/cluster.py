@@ -11,7 +11,7 @@ from tpdpdash.cluster.describe import MAX_DEVICES_PER_NODE, MAX_NODES  # noqa: E
 from tpdpdash.cluster.spec import ClusterSpec  # noqa: E402
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
-from tpdpdash.ui import cluster_view, parts, services, shell, state  # noqa: E402
+from tpdpdash.ui import calibrate_view, cluster_view, parts, services, shell, state  # noqa: E402
 
 REFRESH_S = 2.0
 MAX_LINKED = 16
@@ -66,6 +66,7 @@ def this_machine() -> None:
     """Detected devices, then what an estimate for them would use."""
     devices_now()
     links()
+    calibrate_view.card()
     try:
         cluster, notices = services.read_local_cluster()
         parts.faults(notices, "info")

@@ -1,4 +1,5 @@
-"""Launch: run a layout here, or rehearse it small. Checks first, every change listed, then the five phases."""
+"""Launch: run a layout here, on Slurm or several machines, or rehearse it small. Checks first, every change listed,
+then the five phases."""
 
 from tpdpdash.ui.shell import require_shell
 
@@ -8,16 +9,15 @@ import streamlit as st  # noqa: E402 - a page that is run without app.py must le
 
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
-from tpdpdash.ui import access, launch_parts, parts, runs_view, services, shell, state  # noqa: E402
+from tpdpdash.ui import access, launch_parts, launch_places, parts, run_services, runs_view, shell  # noqa: E402
 
 REFRESH_S = 1.0
-WAYS = {"rehearse": "Rehearse small", "here": "Run here"}
 RECENT_RUNS = 6
 
 
 def starting(run_id: str) -> None:
     """The phases of the run that this tab has started; opens Watch once it runs."""
-    live = services.reader(run_id)
+    live = run_services.reader(run_id)
 
     @st.fragment(run_every=REFRESH_S)
     def phases() -> None:
@@ -32,10 +32,10 @@ def starting(run_id: str) -> None:
 
 def recent_runs() -> None:
     """The newest runs; a click opens one in Watch."""
-    total = services.count_runs()
+    total = run_services.count_runs()
     if not total:
         return
-    shown = services.runs(RECENT_RUNS)
+    shown = run_services.runs(RECENT_RUNS)
     with parts.card(t("Recent runs"), t("{n} of {all}", n=len(shown), all=total)) as right:
         right.page_link(shell.page_path("watch"), label=t("All runs"))
         picked = runs_view.picked_run(shown, key="recent")
@@ -48,19 +48,13 @@ def screen() -> None:
     job, chosen_by = launch_parts.job_to_launch()
     actions = parts.page_head(t("Launch"), launch_parts.question(job))
     with actions:
-        way = st.segmented_control(
-            t("How"),
-            format_func=lambda option: t(WAYS[option]),
-            required=True,
-            label_visibility="collapsed",
-            **state.choice("how", tuple(WAYS), "rehearse"),
-        )
-        place = st.empty()
-    launch = launch_parts.prepared(job, rehearse=way == "rehearse")
+        way = launch_places.chosen_way()
+        button = st.empty()
+    launch = launch_parts.prepared(job, way, launch_places.chosen_place(way))
     started = st.session_state.get(launch_parts.STARTED)
     ready = launch.is_ready and access.may_start() and not started
-    label = t("Start rehearsal") if way == "rehearse" else t("Start the run")
-    if place.button(label, type="primary", icon=":material/play_arrow:", disabled=not ready, key="start"):
+    label = t("Start rehearsal") if launch.rehearsal else t("Start the run")
+    if button.button(label, type="primary", icon=":material/play_arrow:", disabled=not ready, key="start"):
         launch_parts.start(launch)
         st.rerun()
     if started:

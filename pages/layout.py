@@ -11,6 +11,7 @@ from tpdpdash.charts.palette import MEMORY_ORDER, memory_colors, memory_label, p
 from tpdpdash.charts.pictures import weight_splits  # noqa: E402
 from tpdpdash.charts.rank_map import rank_map, shown_nodes, shown_ranks  # noqa: E402
 from tpdpdash.charts.timeline import timeline  # noqa: E402
+from tpdpdash.compare.error_words import bar_sentence  # noqa: E402
 from tpdpdash.cost.messages import collectives_of  # noqa: E402
 from tpdpdash.cost.result import Estimate  # noqa: E402
 from tpdpdash.faults import InvalidInputError  # noqa: E402
@@ -76,7 +77,7 @@ def show(job: Job, estimate: Estimate) -> None:
     parts.verdict(
         "good" if estimate.fits else "warning",
         estimate_view.speed_sentence(estimate, estimate_view.device_word(job)),
-        layout_view.placement_sentence(own),
+        f"{layout_view.placement_sentence(own)} {bar_sentence(estimate.time_error)}",
     )
     parts.faults(advice(job.model, job.cluster, job.training, layout), "info")
     left, right = st.columns([5, 3])
@@ -135,7 +136,7 @@ def timeline_card(job: Job, estimate: Estimate) -> None:
 
 def memory_card(estimate: Estimate) -> None:
     """Memory of each stage against the limit."""
-    with parts.card(t("Memory of each stage"), t("worst rank, at its peak"), fill=False):
+    with parts.card(t("Memory of each stage"), estimate_view.memory_caption(estimate), fill=False):
         table, names, fullest = estimate_view.memory_table(estimate)
         used = estimate_view.used_parts(table, MEMORY_ORDER)
         figures.legend(memory_colors(theme), {part: memory_label(part) for part in used})

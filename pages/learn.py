@@ -10,7 +10,7 @@ from tpdpdash.charts.pictures import pass_picture, weight_splits  # noqa: E402
 from tpdpdash.charts.rank_map import rank_map  # noqa: E402
 from tpdpdash.model.presets import preset  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
-from tpdpdash.ui import figures, learn_costs, learn_view, learn_words, parts, state  # noqa: E402
+from tpdpdash.ui import figures, learn_costs, learn_view, learn_words, parts, shell, state  # noqa: E402
 
 theme = parts.theme()
 model = preset(learn_costs.MODEL)
@@ -24,7 +24,7 @@ def pick_device(device: int) -> None:
     st.query_params["g"] = learn_view.name(device)
 
 
-parts.page_head(t("Learn"), t("16 devices: who holds what, and who talks to whom"))
+shell.trust_link(parts.page_head(t("Learn"), t("16 devices: who holds what, and who talks to whom")))
 with st.container(horizontal=True, vertical_alignment="bottom"):
     tp = st.segmented_control(
         "tp_world_size", required=True, **state.choice("tp_world_size", ("1", "2", "4", "8"), "2")

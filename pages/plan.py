@@ -21,6 +21,7 @@ from tpdpdash.ui import (  # noqa: E402
     figures,
     more_fit,
     parts,
+    plan_cards,
     plan_inputs,
     plan_view,
     refusals,
@@ -28,7 +29,7 @@ from tpdpdash.ui import (  # noqa: E402
     shell,
     state,
 )
-from tpdpdash.units import format_count, format_time  # noqa: E402
+from tpdpdash.units import format_count  # noqa: E402
 
 theme = parts.theme()
 view = state.read_job_state()
@@ -60,15 +61,18 @@ def main() -> None:
 def found(plan: Plan, ranked: Estimates, job: Job, answer: DeltaGenerator, actions: DeltaGenerator) -> None:
     """The page of a plan with at least one layout that fits."""
     rows = plan.variants
-    codes = plan_view.codes(ranked, rows)
-    chosen, estimate = plan_view.chosen(ranked, rows, codes, plan_view.follow_inputs(view, job, codes[0]))
+    codes, pick = plan_view.codes(ranked, rows), plan_view.pick_place(plan)
+    now = plan_view.follow_inputs(view, job, codes[pick])
+    chosen, estimate = plan_view.chosen(ranked, rows, codes, pick, now)
+    picked = ranked.row(plan.pick)
     with answer:
         parts.verdict(
             "good",
-            plan_view.best_sentence(ranked.row(int(rows[0])), job),
-            plan_view.runner_up_sentence(ranked, rows),
+            plan_view.pick_sentence(picked, job),
+            plan_view.detail_sentence(picked, plan, ranked),
         )
-        parts.cards(plan_view.metrics(estimate, job))
+        parts.cards(plan_cards.metrics(estimate, job))
+    shell.trust_link(actions)
     if actions.button(t("Open layout {n}", n=chosen + 1), icon=":material/grid_view:", type="primary"):
         st.switch_page(shell.page_path("layout"))
     ranked_card(plan, ranked, codes, chosen)
@@ -89,7 +93,7 @@ def ranked_card(plan: Plan, ranked: Estimates, codes: list[str], chosen: int) ->
     rows = plan.variants
     show_all = bool(st.session_state.get("plan-all")) or chosen >= plan_view.ROWS_SHOWN
     shown = rows if show_all else rows[: plan_view.ROWS_SHOWN]
-    caption = plan_view.search_caption(plan.considered, plan.feasible, plan.seconds, len(shown), len(rows))
+    caption = plan_view.search_caption(plan, ranked, len(shown), len(rows))
     with parts.card(t("Ranked layouts"), caption) as controls:
         if len(rows) > plan_view.ROWS_SHOWN:
             controls.toggle(t("Show all"), key="plan-all", disabled=chosen >= plan_view.ROWS_SHOWN)
@@ -107,7 +111,9 @@ def ranked_card(plan: Plan, ranked: Estimates, codes: list[str], chosen: int) ->
 def step_card(ranked: Estimates, rows: np.ndarray) -> None:
     """Where the step goes: whole, and beyond compute on its own axis."""
     top = rows[: plan_view.BARS_SHOWN]
-    with parts.card(t("Where the step goes"), t("top {count}", count=len(top))) as controls:
+    with parts.card(
+        t("Where the step goes"), t("top {count} · whisker: error of the step", count=len(top))
+    ) as controls:
         unit = controls.segmented_control(
             t("Unit"), format_func=t, required=True, label_visibility="collapsed",
             **state.choice("unit", ("Seconds", "Share"), "Seconds"),
@@ -123,10 +129,10 @@ def step_card(ranked: Estimates, rows: np.ndarray) -> None:
             st.columns(2), (whole, beyond), (t("Whole step"), t("Beyond compute")), strict=True
         ):
             with place:
-                sums = table.groupby("row")["value"].sum()
+                sums, fracs = plan_view.sums_with_errors(table, ranked, top if table is whole else None)
                 chart = step_bars(
-                    table, theme, names=names, figures=[format_time(float(s)) for s in sums], as_share=unit == "Share",
-                    title=title, axis_title=t("Exposed seconds on the critical stage"),
+                    table, theme, names=names, figures=plan_view.sum_texts(sums, fracs), as_share=unit == "Share",
+                    errors=list(sums * fracs), title=title, axis_title=t("Exposed seconds on the critical stage"),
                 )  # fmt: skip
                 st.markdown(f":small[**{title}**]")
                 figures.figure(chart, f"step-{title}")
@@ -135,10 +141,16 @@ def step_card(ranked: Estimates, rows: np.ndarray) -> None:
 def scatter_card(plan: Plan, ranked: Estimates) -> None:
     """Memory against speed of the layouts that were kept."""
     with parts.card(t("Memory against speed"), plan_view.scatter_caption(plan, len(ranked))):
-        best = ranked.columns.layout(0)
-        table = shown_dots(plan_view.scatter_table(ranked, plan.front), ranked.capacity_bytes)
-        label = t("best: {degrees}", degrees=estimate_view.degrees(best, " · "))
-        chart = memory_speed(table, theme, capacity_bytes=ranked.capacity_bytes, best_label=label)
+        picked = ranked.columns.layout(plan.pick)
+        table = shown_dots(plan_view.scatter_table(ranked, plan), ranked.capacity_bytes)
+        label = t("pick: {degrees}", degrees=estimate_view.degrees(picked, " · "))
+        chart = memory_speed(
+            table,
+            theme,
+            capacity_bytes=ranked.capacity_bytes,
+            pick_label=label,
+            error_frac=plan_view.known(ranked.error_frac[0]),
+        )
         figures.picking_figure(chart, "memory-speed", "layout", lambda code: state.choose_layout(str(code)))
 
 

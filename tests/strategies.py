@@ -58,10 +58,16 @@ def device(**changes: Any) -> DeviceSpec:
         "power_w": 400.0,
         "gemm_efficiency": 0.9,
         "gemm_half_k": 900.0,
+        "gemm_half_area": 1.5e6,
         "attention_efficiency": 0.6,
+        "portable_attention_efficiency": 0.5,
         "memory_efficiency": 0.8,
         "launch_s": 5e-6,
         "overhead_bytes": 1e9,
+        "communicator_bytes": 0.0,
+        "host_bytes_per_s": 2.5e10,
+        "cublas_workspace_bytes": 0.0,
+        "te_workspace_bytes": 0.0,
     }
     return DeviceSpec(**facts | changes)
 

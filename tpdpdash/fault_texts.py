@@ -19,6 +19,20 @@ FAULT_TEXTS: dict[str, str] = {
     "unknown_choice": "{field} is {value}; it must be one of {choices}; nearest: {nearest}",
     "not_divisible": "{field} is {value}; it must be divisible by {divisor_name} = {divisor}; nearest: {nearest}",
     "conflicting_keys": "{field} cannot be given together with {other}",
+    # the cluster file of `tpdpdash calibrate`
+    "too_few_measurements": "{field}: {value} measurements are too few for figures",
+    "trust_not_finished": "run {value} is {state}: only a finished run is trusted",
+    "trust_no_job": "run {value} is not of a Job: nothing was estimated of it",
+    "trust_not_measured": "run {value}: no figures of this machine are there to correct; `tpdpdash calibrate` measures",
+    "trust_not_in_file": "run {value} has corrected nothing",
+    "trust_too_few_steps": "run {value} is too short: {needed} steps are needed",
+    "measured_file_unwritable": "{value} cannot be written: {reason}",
+    "no_measurements": "run {value} has no measurements: {reason}",
+    "measured_here": "figures of this machine were measured on {date} (run {run});"
+    " `tpdpdash calibrate --forget` goes back",
+    "measured_elsewhere": "the cluster file was measured on {date} on {device} with {cores} cores; here is {here} with"
+    " {here_cores}: it is ignored; measure again with `tpdpdash calibrate`",
+    "measured_file_wrong": "{value} is ignored: {reason}; measure again with `tpdpdash calibrate`",
     # files
     "file_missing": "{field}: there is no file {value}",
     "file_too_large": "{field}: the file has {size} bytes; the limit is {limit}",
@@ -65,7 +79,7 @@ FAULT_TEXTS: dict[str, str] = {
     "default_assumed": "{field} is not given: {value}, the default of this architecture, is assumed",
     "decoder_assumed": "{field} is not given: read as {value}, an assumption",
     "remote_code_ignored": "{field} points to code of the model's own: it is never run",
-    "prediction_layers_left_out": "{field} is {value}: multi-token prediction layers are not counted",
+    "prediction_layers_left_out": "{field} is {value}: no part of the parameters; see training.mtp_num_layers",
     "wrapper_decides": "{field} is {value}, but the config around it decides: {used} counts",
     "language_model_only": "{field}: only the language model is counted; vision and audio parts are left out",
     # cluster
@@ -131,6 +145,9 @@ FAULT_TEXTS: dict[str, str] = {
     "zero_with_pipeline": "{field} is {value}; {framework} runs a pipeline (pp {pp}) with ZeRO 0 or 1 only; nearest: "
     "{nearest}",
     "zero_not_in_framework": "{field} is {value}; {framework} has ZeRO 0 and 1 only; nearest: {nearest}",
+    "context_heads_not_divisible": "{field} is {value}: with tp {tp} each rank of an all-to-all needs whole heads "
+    "of {heads} ({kv_heads} for keys and values); possible: {legal}; nearest: {nearest}",
+    "packed_longer_than_sequence": "{field} is {value}: longer than training.seq_len = {seq_len}; nearest: {nearest}",
     "precision_not_on_device": "{field} is {value}, which {device} does not support; legal: {legal}; nearest: "
     "{nearest}",
     "layers_not_divisible": "{field} is {value}; it must divide the {units} layers; nearest: {nearest}, or give "
@@ -143,7 +160,17 @@ FAULT_TEXTS: dict[str, str] = {
     "stage_layers_do_not_sum": "{field} is {value}: the sum is {total}, but the model has {num_layers} layers; for "
     "instance {nearest}",
     "stage_without_layers": "{field} is {value}: stage {stage} has no layer; for instance {nearest}",
-    "schedule_not_priced": "{field} is {value}, which has no timing here; use one of {choices}; nearest: {nearest}",
+    "schedule_not_in_framework": "{field} is {value}, which {framework} does not have; use one of {choices}; nearest: "
+    "{nearest}",
+    "split_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
+    "v_needs_two_chunks": "{field} is {value}; {schedule} runs two chunks a rank, down the V and back; nearest: "
+    "{nearest}",
+    "paired_few_microbatches": "{field} is {value} with pp {pp}: it needs {least} microbatches, two a stage, but there "
+    "are {microbatches}; nearest: {nearest}; or global_batch_size {nearest_batch}",
+    "mirror_not_even": "{field} is {value}: it runs half of the microbatches from each end, so pp = {pp} and the "
+    "{microbatches} microbatches must both be even; nearest: {nearest}",
+    "rounds_not_even": "{field} is {value}: torch deals the {microbatches} microbatches over {rounds} rounds, which "
+    "must divide them; nearest: {nearest}; or global_batch_size {nearest_batch}",
     "interleaved_without_pipeline": "{field} is {value}, which needs a pipeline, but pp is {pp}; nearest: {nearest}",
     "pipeline_without_schedule": "{field} is {value}, but pp is {pp}; nearest: {nearest}",
     "chunks_without_interleaving": "{field} is {value}, but schedule is {schedule}: several chunks need interleaved; "
@@ -180,6 +207,7 @@ FAULT_TEXTS: dict[str, str] = {
     "few_microbatches": "{field} is {value}: with {microbatches} microbatches on {stages} stages of {chunks} chunks "
     "the pipeline idles more than half of its working time",
     "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
+    "setting_unused": "{field} is {value}, which changes nothing here: it goes with {needs}",
     # search
     "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
     # compare
@@ -191,12 +219,37 @@ FAULT_TEXTS: dict[str, str] = {
     "ragged_row": "more cells than columns: {value}",
     "bad_value": "{field} cannot be {value}",
     "no_architecture": "{field} is not stated: no transformer can be built from the row",
-    "unknown_precision": "{field} {value} is not known",
     # run
     "run_name_illegal": "{field}: {value} is not the name of a run",
     "run_unknown": "{field}: there is no run {value}",
     "no_log": "{field} {value}: there is no such log",
     "run_ambiguous": "{field}: {value} could be {candidates}",
+    "run_alive": "{field} {value} is {state}: stop it first",
+    "run_may_live": "{field} {value} may still live on {host}: it wrote no end, and was heard of less than {hours} "
+    "hours ago",
+    "run_not_removed": "{field} {value} was not removed whole: {reason}",
+    "archive_exists": "{field}: {value} exists already and holds something else; nothing was changed",
+    "archive_failed": "{field} {value} was not archived, and nothing was removed: {reason}",
+    "archive_unknown": "{field}: {value} is neither a file nor a run in {folder}",
+    "archive_ambiguous": "{field}: {value} could be {candidates}",
+    "archive_torn": "{field}: {value} is not whole, and nothing was restored: {reason}",
+    "archive_foreign": "{field}: {value} is not restored, for it holds what no run's archive does, or a link that "
+    "leaves the run's folder: {reason}",
+    "archive_not_restored": "{field}: {value} was not restored, and nothing is left of it: {reason}",
+    "run_exists": "{field}: {value} is in the history already; nothing was changed",
+    "profile_run_over": "{field} {value} is {state}: only a run that goes on can be profiled",
+    "profile_rank_unknown": "{field}: there is no rank {value}: the last one is {last}",
+    "profile_no_rank": "{field} names no rank",
+    "profile_too_many_ranks": "{field} names {value} ranks; at most {limit} are profiled at once, for all others wait",
+    "profile_ranks_unreadable": "{field} is {value}: it must be ranks with commas between them, such as 0,3",
+    "profile_step_past": "{field} is {value}, which is over: the run is in step {newest}",
+    "profile_no_step_left": "{field} {value} is in its last step: there is none left to profile",
+    "profile_not_asked": "{field} {value} could not be asked: {reason}",
+    "profile_unreadable": "{field}: {value} cannot be read: {reason}",
+    "nothing_told": "{field} {value}: no rank has told anything yet",
+    "not_written": "{field}: {value} was not written: {reason}",
+    "no_script": "{field}: {value} is neither a Python file, -m MODULE nor a program that is found here",
+    "script_or_job": "{field}: a script after -- runs as it is: {value} belongs to a Job",
     "run_not_started": "the run was not started: {value}: {reason}",
     "rank_killed": "rank {rank} was killed ({signal}): usually by the kernel because the machine ran out of memory "
     "(host memory, not the GPU's)",
@@ -205,13 +258,34 @@ FAULT_TEXTS: dict[str, str] = {
     "rank_raised": "rank {rank}: {error}",
     "rank_exited": "rank {rank} ended with exit code {exit_code}",
     "rank_left_early": "rank {rank} ended before the others, which lost their connection to it",
+    "rank_silent": "rank {rank} fell silent (it hung, or its process was held), and the others waited for it in vain",
+    "rank_lost_peers": "rank {rank} lost another rank, or waited for it in vain: {error}",
+    "rank_gone": "rank {rank} ended first; how is not known, for torchrun could write nothing: is the disk full?",
     "agent_killed": "torchrun's agent was killed ({signal}); its ranks ended with it",
+    "agent_killed_on_node": "torchrun's agent was killed ({signal}) on {error}; all ranks ended with it",
     "agent_failed": "torchrun failed: {error}",
+    "job_ended_by_slurm": "Slurm ended the batch job: {error} (TIMEOUT: its time limit; PREEMPTED: for another job)",
+    "batch_job_ended": "the batch job ended as {error} before its own supervisor could say why",
+    "not_submitted": "{field} {value}: not submitted: {reason}",
+    "slurm_silent": "{field} {value}: Slurm does not answer here: {reason}",
+    "slurm_deals_devices": "{field}: under Slurm it is Slurm that says who has which devices, and whether they are "
+    "shared: leave it out; OverSubscribe of the partition, or sbatch's own variables, share nodes",
+    "hosts_need_nodes": "{field} is {value}: --engine hosts needs the number of machines, this one included: 2 or more",
+    "slurm_no_partition": "{field}: there is no partition {value}; it must be one of {choices}; nearest: {nearest}",
     "supervisor_failed": "the supervisor failed: {error}",
-    "could_not_kill": "process {value} could not be killed: it hangs in the kernel",
     "preflight_world_size": "{world_size} ranks do not fit one machine with {devices} devices ({nodes} nodes asked)",
+    "preflight_partition": "partition {partition} is not up",
+    "preflight_nodes": "{nodes} nodes with {each} {kind} each were asked for; partition {partition} has {num_nodes} "
+    "with {has}",
     "preflight_devices": "{ranks} ranks on {asked} were asked for; this machine has: {here}: rehearse "
     'it (--rehearse), or give cluster.device = "local"',
+    "claims_unreadable": "which runs hold the devices is not known: {value}: {reason}",
+    "devices_held_by_run": "{value}: run {run} holds it: wait, stop that run, show this one other devices "
+    "(CUDA_VISIBLE_DEVICES), or share (--share-devices)",
+    "devices_held_by_process": "{value}: process {pid} ({name}, user {user}) computes there and holds {memory}: wait, "
+    "show this run other devices (CUDA_VISIBLE_DEVICES), or share (--share-devices)",
+    "devices_held_by_unseen_process": "{value}: process {pid}, which cannot be seen from here, computes there and "
+    "holds {memory}: wait, show this run other devices (CUDA_VISIBLE_DEVICES), or share (--share-devices)",
     "preflight_fits": "it does not fit: {needed} of {available} on each device",
     "preflight_memory": "the ranks need more memory than is free here: {needed} of {available}",
     "preflight_platform": "runs need Linux; this is {platform}",
@@ -223,8 +297,10 @@ FAULT_TEXTS: dict[str, str] = {
     "nearest: {nearest}",
     "builtin_no_expert_parallel": "{field} is {value}: the built-in worker has no expert parallelism; "
     "nearest: {nearest}",
-    "builtin_no_zero": "{field} is {value}: the built-in worker runs ZeRO 0 and 1; nearest: {nearest}",
-    "builtin_no_interleaving": "{field} is {value}: the built-in worker runs gpipe and 1f1b; nearest: {nearest}",
+    "builtin_uneven_rounds": "{field} is {value}: torch interleaves in {rounds} rounds of equal size, into which "
+    "{microbatches} microbatches do not divide; nearest: {nearest}",
+    "builtin_group_size": "{field} is {value}: torch runs {microbatches} microbatches on pp {pp} in groups of "
+    "{nearest}; nearest: {nearest}",
     "builtin_no_offload": "{field} is {value}: the built-in worker keeps everything on the device; nearest: {nearest}",
     "builtin_no_experts": "{field} is {value}: the built-in worker builds dense layers only; nearest: {nearest}",
     "builtin_no_mla": "{field} is {value}: the built-in worker has no multi-head latent attention; nearest: {nearest}",
@@ -233,7 +309,6 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_precision": "{field} is {value}: the built-in worker runs {choices}; nearest: {nearest}",
     "builtin_optimizer": "{field} is {value}: the built-in worker has {choices}; nearest: {nearest}",
     "builtin_only_full_training": "{field} is {value}: the built-in worker trains all weights; nearest: {nearest}",
-    "builtin_no_partial_shards": "{field} is {value}: the built-in worker shards over all replicas; nearest: {nearest}",
     "builtin_only_two_norms": "{field} is {value}: the built-in worker builds two norms a layer; nearest: {nearest}",
     "builtin_only_final_norm": "{field} is {value}: the built-in worker ends with a norm; nearest: {nearest}",
     "builtin_only_gated_mlp": "{field} is {value}: the built-in worker builds gated MLPs only; nearest: {nearest}",
@@ -248,13 +323,24 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_tied_over_stages": "{field} is {value}: with pp = {pp} the built-in worker cannot share the embedding "
     "between the first and the last stage; nearest: {nearest}",
     "builtin_odd_head": "{field} is {value}: rotary positions need an even width; nearest: {nearest}",
+    "builtin_only_core_attention": "{field} is {value}: the built-in worker recomputes core_attn only, where "
+    "recompute is selective; nearest: {nearest}",
+    "builtin_no_graphs": "{field} is {value}: the built-in worker launches each operator; nearest: {nearest}",
+    "builtin_no_fp8_inputs": "{field} is {value}: the built-in worker keeps them as they are; nearest: {nearest}",
+    "builtin_not_deterministic": "{field} is {value}: the built-in worker has no such mode; nearest: {nearest}",
+    "builtin_no_packing": "{field} is {value}: the built-in worker packs no sequences; nearest: {nearest}",
+    "builtin_full_fp32": "{field} is {value}: the built-in worker multiplies fp32 in full; nearest: {nearest}",
+    "builtin_no_prediction": "{field} is {value}: the built-in worker predicts the next token only; nearest: {nearest}",
+    "builtin_no_launch_blocking": "{field} is {value}: the built-in worker's launches do not wait; nearest: {nearest}",
     "builtin_no_dropout": "{field} is {value}: the built-in worker has no dropout; nearest: {nearest}",
-    "builtin_world_size": "{field} is {value}; the layout needs {needed} ranks",
+    "builtin_world_size": "{field} is {value}; the layout needs {needed} ranks: start so many processes, one a device "
+    "(torchrun --nproc-per-node {needed} on one machine)",
     "builtin_no_device": "{field} is {value}; this machine shows {available} CUDA devices to the worker",
     "builtin_bytes": "{field} is {value}; text is read one token a byte, which needs {nearest} or more",
     "builtin_short_text": "{field}: {value} has {size} bytes; one sequence needs {needed}",
     # screens
     "start_token_needed": "Only the holder of the start token can launch or stop; open the address printed at start",
+    "sequence_shortened": "{model} has a table of {value} positions: {field} is {value} now, it was {asked}",
     "address_not_read": "{field}={value} in the address cannot be read: {used} is taken instead",
     "address_layout_not_possible": "{field}={value} in the address is not possible here; the best layout is shown",
     "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",

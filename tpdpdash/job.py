@@ -21,12 +21,12 @@ from tpdpdash.job_tables import (
     TRAINING_LIMITS,
     Table,
     framework_notice,
-    lora_target_faults,
     not_a_table,
     read_cluster,
     read_model,
     read_name,
     table_of,
+    training_name_faults,
     unknown_table,
 )
 from tpdpdash.layout.layout import Layout, LayoutPins
@@ -64,8 +64,11 @@ class Job:
         Raises InvalidInputError with every fault of the layout.
         """
         layout = self.layout()
-        cluster = with_ranks(self.cluster, layout.world_size) if self.world_follows_layout else self.cluster
-        return replace(self, pins=pins_of(layout), cluster=cluster, world_follows_layout=False)
+        return replace(self, pins=pins_of(layout), cluster=self.cluster_of(layout), world_follows_layout=False)
+
+    def cluster_of(self, layout: Layout) -> ClusterSpec:
+        """The cluster on which a layout of this job runs: the job's, or this machine with as many ranks."""
+        return with_ranks(self.cluster, layout.world_size) if self.world_follows_layout else self.cluster
 
     def layout(self) -> Layout:
         """The one layout that this job describes. Raises InvalidInputError with every fault of it."""
@@ -92,7 +95,10 @@ def detect_here() -> Detection:
     """The devices of this machine, as the environment shows them (the edge where it is read)."""
     import os
 
-    return detect_devices(os.environ)
+    from tpdpdash.cluster.measured import config_path, read_measured
+
+    measured, faults = read_measured(config_path())
+    return replace(detect_devices(os.environ), measured=measured, measured_faults=faults)
 
 
 def job_from_tables(document: Table, base_dir: Path = Path(), detect: Callable[[], Detection] = detect_here) -> Job:
@@ -104,7 +110,7 @@ def job_from_tables(document: Table, base_dir: Path = Path(), detect: Callable[[
     tables = {name: table_of(document, name) for name in TABLES}
     pins, layout_faults = read_fields(LayoutPins, tables["layout"], "layout", LAYOUT_LIMITS)
     training, training_faults = read_fields(Training, tables["training"], "training", TRAINING_LIMITS)
-    training_faults += lora_target_faults(training)
+    training_faults += training_name_faults(training)
     model, model_faults, notices = read_model(tables["model"], base_dir)
     cluster, follows, cluster_faults, cluster_notices = read_cluster(tables["cluster"], pins, detect)
     found = {"model": model_faults, "cluster": cluster_faults, "training": training_faults, "layout": layout_faults}

@@ -15,15 +15,17 @@ from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.fields import Limits, nearest
 from tpdpdash.layout.batch_rules import MAX_GLOBAL_BATCH_SIZE, MAX_SEQ_LEN
 from tpdpdash.layout.frameworks import known_framework
+from tpdpdash.layout.rules import DEGREES
 from tpdpdash.layout.shard_rules import ZERO_STAGES
 from tpdpdash.layout.world import MAX_DEGREE
 from tpdpdash.model.inline import spec_from_fields
 from tpdpdash.model.names import check_name
 from tpdpdash.model.presets import preset
 from tpdpdash.model.resolve import resolve_model
+from tpdpdash.model.rules import LIMITS as MODEL_LIMITS
 from tpdpdash.model.rules import REQUIRED
 from tpdpdash.model.spec import ModelSpec
-from tpdpdash.training import FRAMEWORKS, LORA_TARGETS
+from tpdpdash.training import FRAMEWORKS, LORA_TARGETS, RECOMPUTE_MODULES
 from tpdpdash.units import ceil_div
 
 Table = Mapping[str, object]
@@ -34,11 +36,17 @@ TRAINING_LIMITS: Limits = {
     "global_batch_size": (1, MAX_GLOBAL_BATCH_SIZE),
     "steps": (1, 1_000_000_000),
     "tokens": (1, 1e18),
+    "checkpoint_s": (0, 86_400),
+    "checkpoint_interval_steps": (1, 1_000_000_000),
     "dropout": (0, 0.999),
+    "expert_load_cv": (0, 10),
     "lora_rank": (1, 65_536),
+    "mtp_num_layers": MODEL_LIMITS["mtp_num_layers"],
+    "packed_seq_len": (1, MAX_SEQ_LEN),
+    "optimizer_offload_fraction": (0, 1),
 }
 LAYOUT_LIMITS: Limits = {
-    **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "etp", "dp_shard_size"), (1, MAX_DEGREE)),
+    **dict.fromkeys((*DEGREES, "dp_shard_size"), (1, MAX_DEGREE)),
     **dict.fromkeys(("num_model_chunks", "microbatch_group_size_per_vp_stage"), (1, 100_000)),
     **dict.fromkeys(
         ("layers_per_stage", "first_stage_layers", "last_stage_layers", "recompute_num_layers"), (1, 10_000)
@@ -144,17 +152,18 @@ def _size_of_layout(world_size: int, devices_per_node: int, node_is_given: bool)
     return {"nodes": ceil_div(world_size, devices_per_node), "devices_per_node": devices_per_node}
 
 
-def lora_target_faults(training: Mapping[str, Any]) -> list[Fault]:
-    """Names of linear layers that no model has: they would be priced as no adapter at all."""
-    unknown = [name for name in training.get("lora_targets", ()) if name not in LORA_TARGETS]
+def training_name_faults(training: Mapping[str, Any]) -> list[Fault]:
+    """Names of linear layers or modules that no model has: they would be priced as none at all."""
     return [
         Fault(
             code="unknown_choice",
-            field="training.lora_targets",
+            field=f"training.{field}",
             value=name,
-            values={"choices": LORA_TARGETS, "nearest": nearest(name, LORA_TARGETS)},
+            values={"choices": known, "nearest": nearest(name, known)},
         )
-        for name in unknown
+        for field, known in (("lora_targets", LORA_TARGETS), ("recompute_modules", RECOMPUTE_MODULES))
+        for name in training.get(field, ())
+        if name not in known
     ]
 
 

@@ -1,4 +1,4 @@
-"""Where this user's runs, start token and uploaded configs are kept."""
+"""Where this user's runs, archives, claims on devices, locks, start token and uploaded configs are kept."""
 
 from __future__ import annotations
 

@@ -6,11 +6,15 @@ gettext without streamlit: the command line and the dashboard share it.
 from __future__ import annotations
 
 import gettext
+import re
 from collections.abc import Iterable
+from datetime import date, time
 
 from tpdpdash.fault_texts import FAULT_TEXTS
 from tpdpdash.faults import Fault, written
 
+_NEAREST = re.compile(r"; nearest(?: legal value)?: \{nearest\}$| \(nearest: \{nearest\}\)")
+"""What a sentence says of the nearest legal value, where it can be left out: there may be none near."""
 _TRANSLATIONS = gettext.NullTranslations()
 
 
@@ -28,7 +32,7 @@ def _plain(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    shown = value if isinstance(value, str) else written(value)
+    shown = str(value) if isinstance(value, (str, date, time)) else written(value)
     if not shown:
         return '""'
     shown = shown.encode("unicode_escape").decode("ascii") if not shown.isprintable() else shown
@@ -38,7 +42,10 @@ def _plain(value: object) -> str:
 def fault_text(fault: Fault) -> str:
     """One sentence that names the field, the value and, where there is one, the nearest legal value."""
     values = {name: _plain(value) for name, value in fault.values.items()}
-    return t(FAULT_TEXTS[fault.code], field=_plain(fault.field), value=_plain(fault.value), **values)
+    text = FAULT_TEXTS[fault.code]
+    if "nearest" in fault.values and fault.values["nearest"] in (None, (), [], ""):
+        text = _NEAREST.sub("", text)
+    return t(text, field=_plain(fault.field), value=_plain(fault.value), **values)
 
 
 def fault_lines(faults: Iterable[Fault]) -> list[str]:

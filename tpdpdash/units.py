@@ -7,7 +7,8 @@ files, widgets and labels only, and are converted here, once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 TERA = 1e12
 BILLION = 1e9
 BITS_PER_BYTE = 8
-MICROSECOND = 1e-6
+MILLISECOND, MICROSECOND = 1e-3, 1e-6
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 JOULES_PER_KWH = 3.6e6
 
@@ -82,7 +83,7 @@ def format_time(seconds: float | None) -> str:
     if seconds == 0:
         return "0 s"
     if abs(seconds) < 2 * MINUTE_S:
-        return _scaled(seconds, ((1, "s"), (1e-3, "ms"), (MICROSECOND, "µs")))
+        return _scaled(seconds, ((1, "s"), (MILLISECOND, "ms"), (MICROSECOND, "µs")))
     if seconds < HOUR_S:
         return f"{seconds / MINUTE_S:.0f} min"
     if seconds < 2 * DAY_S:
@@ -180,6 +181,11 @@ def format_difference(fraction: float | None) -> str:
     return f"{'+' if percent > 0 else MINUS} {digits} %"
 
 
+def signed(value: float, form: Callable[[float], str]) -> str:
+    """A signed quantity with a true minus, in the form of its kind: + 1.20 s, − 0.3 GiB."""
+    return form(0.0) if value == 0 else f"{'+' if value > 0 else MINUS} {form(abs(value))}"
+
+
 def format_money(dollars: float | None) -> str:
     """Money in dollars: $940, $12.3 k, $1.13 M."""
     return f"${format_large(dollars)}" if _is_known(dollars) else UNKNOWN
@@ -190,3 +196,38 @@ def format_energy(kwh: float | None) -> str:
     if not _is_known(kwh):
         return UNKNOWN
     return _scaled(kwh, ((1e6, "GWh"), (1e3, "MWh"), (1, "kWh")))
+
+
+# ---------------------------------------------------------------- figures with their error
+
+_FIGURE = re.compile(r"([\d,]+)(\.\d+)?")
+_HOURS = re.compile(r"(\d+) h (\d+) min")
+
+
+def plus_minus(written: str, error_frac: float | None) -> str:
+    """The half-width of an error bar in the unit in which the figure is written, its last place aligned and of two
+    digits at most: "± 1.3" for "20.9 s". Empty where no error is known, or no figure.
+
+    error_frac: half-width as a share of the figure.
+    """
+    hours, figure = _HOURS.search(written), _FIGURE.search(written)
+    if not _is_known(error_frac) or figure is None:
+        return ""
+    if hours is not None:
+        minutes = 60 * int(hours[1]) + int(hours[2])
+        return f"± {format_time(max(1.0, round(minutes * error_frac)) * MINUTE_S)}"
+    size = float(figure[0].replace(",", "")) * error_frac
+    decimals = len(figure[2]) - 1 if figure[2] else 0
+    if round(size, decimals) == 0:  # smaller than the last place that is shown: one digit of it
+        return f"± {size:.1g}" if size else "± 0"
+    digits = max(0, math.floor(math.log10(size)) - 1)
+    return f"± {round(size, -digits):,.0f}" if digits else f"± {size:,.{decimals}f}"
+
+
+def with_error(written: str, error_frac: float | None) -> str:
+    """A figure with its error, the unit after both: 20.9 ± 1.3 s, $1.13 ± 0.07 M. As it is where no error is known."""
+    error, hours, figure = plus_minus(written, error_frac), _HOURS.search(written), _FIGURE.search(written)
+    if not error or figure is None:
+        return written
+    end = len(written) if hours is not None else figure.end()
+    return f"{written[:end]} {error}{written[end:]}"

@@ -10,7 +10,7 @@ import pytest
 import streamlit as st
 from streamlit.runtime.pages_manager import PagesManager
 
-from tpdpdash.ui import services
+from tpdpdash.ui import run_services
 
 APP = Path(__file__).parents[2] / "app.py"
 
@@ -26,8 +26,7 @@ def fresh_caches() -> Iterator[None]:
 
 def _forget() -> None:
     st.cache_data.clear()
-    services._live_run.clear()
-    services.predicted_run.clear()
+    run_services._live_run.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from run_statuses import own_status
+
 from tpdpdash.run.folder import RunFolder, write_json
 from tpdpdash.run.status import FirstFailure, RunStatus
 from tpdpdash.telemetry.process import boot_id, start_time_s
@@ -49,18 +51,11 @@ def coords(rank: int) -> dict[str, int]:
 
 
 def status(state: str, **changes: Any) -> RunStatus:
-    """A status of this very process as supervisor: alive, unless a pid is given."""
-    pid = os.getpid()
-    base = RunStatus(
-        state="running",
-        engine="local",
-        host=socket.gethostname(),
-        boot_id=boot_id(),
-        supervisor_pid=pid,
-        supervisor_start_time=start_time_s(pid),
+    """A rehearsal for a minute by now, with this very process as supervisor: alive, unless a pid is given."""
+    base = own_status(
+        state=state,
         created=time.time() - 60,
         started=time.time() - 58,
-        heartbeat=time.time(),
         name="llama-3-8b",
         layout="tp2-pp2-dp2",
         world_size=WORLD,
@@ -69,7 +64,7 @@ def status(state: str, **changes: Any) -> RunStatus:
         phase="running",
         ranks_by_phase={"running": WORLD},
     )
-    return replace(base, **{"state": state, **changes})
+    return replace(base, **changes)
 
 
 def fake_run(

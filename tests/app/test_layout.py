@@ -157,3 +157,26 @@ def test_one_device_alone_sends_nothing_and_says_so() -> None:
     )
     assert not at.exception
     assert "Nothing is sent" in texts(at)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers", "told"),
+    [
+        ("tp4-pp4-dp4-s:zb-1p", "20–39 of 80", "zero bubble, ZB-1p · 4 stages"),
+        ("tp4-pp4-dp4-v2-s:zb-v", "10–19, 60–69 of 80", "zero bubble, ZB-V · 4 stages"),
+        ("tp4-pp4-dp4-s:dualpipe", "20–39, 40–59 of 80", "DualPipe · 4 stages"),
+    ],
+)
+def test_a_split_schedule_is_drawn_and_a_ranks_parts_are_told(layout: str, layers: str, told: str) -> None:
+    at = open_layout(**JOB | {"layout": layout, "rank": "21"})
+    assert not at.exception
+    assert rows_of_table(at)["Layers"] == layers
+    assert told in texts(at)
+
+
+def test_choosing_a_v_brings_its_two_chunks() -> None:
+    at = open_layout(**CHOSEN)
+    at.get_by_key("edit-schedule").set_value("zb-v").run()
+    assert not at.exception
+    assert at.get_by_key("edit-v").value == 2
+    assert "zero bubble, ZB-V" in texts(at)

@@ -27,7 +27,7 @@ GPU = DetectedDevice(
 
 def cluster_with(detection: Detection, **params: str) -> AppTest:
     """The screen on a machine where this is detected."""
-    with patch("tpdpdash.cluster.nvml.detect_devices", return_value=detection):
+    with patch("tpdpdash.job.detect_devices", return_value=detection):
         return open_page("cluster", **params)
 
 
@@ -118,6 +118,12 @@ def test_a_power_limit_that_nobody_gave_is_unknown() -> None:
         .loc["Power limit", "Value"]
         == "unknown"
     )
+
+
+def test_each_peak_has_the_source_of_its_own_precision() -> None:
+    shown = cluster_view.figures_table(default_cluster("CPU", 1, 2)).set_index("Figure")["Source"]
+    assert "AVX2" in shown["Peak fp32 (TF32 where it has it), dense"]
+    assert shown["Peak bf16, dense"] == "no bf16 units: as fp32"
 
 
 def test_r133_a_device_name_is_shown_as_text() -> None:

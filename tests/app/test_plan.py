@@ -21,7 +21,8 @@ def test_the_answer_stands_first_with_speed_memory_and_runner_up() -> None:
     assert "tokens/s per GPU" in answer
     assert "to spare" in answer
     assert "runner-up" in answer
-    assert "No error is known yet" in answer
+    assert " ± " in answer
+    assert "measured runs" in answer
 
 
 def test_six_cards_say_what_it_takes_and_cost_is_unknown_without_a_price() -> None:
@@ -32,11 +33,44 @@ def test_six_cards_say_what_it_takes_and_cost_is_unknown_without_a_price() -> No
     ]  # fmt: skip
     assert at.metric[5].value == "unknown"
     assert "of 79" in at.metric[3].value
+    assert all("± " in metric.value for metric in at.metric[:5])
+
+
+def test_each_row_says_where_it_loses_and_what_is_too_near_to_tell() -> None:
+    table = open_plan(**SMALL).dataframe[0].value
+    assert table["Where it loses"].iloc[0] == ""
+    lost = list(table["Where it loses"].iloc[1:])
+    assert all("%" in words for words in lost)
+    assert any(name in " ".join(lost) for name in ("TP", "bubble", "DP"))
+    assert all(cell.startswith("± ") for cell in (*table["± tokens/s"], *table["± GiB"]))
+    for figure, error in (("Tokens/s per GPU", "± tokens/s"), ("Memory, GiB", "± GiB")):
+        fracs = table[error].str.removeprefix("± ").str.replace(",", "").astype(float) / table[figure]
+        assert fracs.max() < 1.2 * fracs.min(), "a figure and its error have one unit"
+    assert table["Against best"].iloc[1].endswith("tie")
+
+
+def test_no_error_is_claimed_for_the_built_in_worker() -> None:
+    at = open_plan(**(SMALL | {"framework": "builtin", "batch": "16"}))
+    assert not at.exception
+    answer = at.success[0].value
+    assert "No error is known" in answer
+    assert "±" not in answer
 
 
 def test_a_price_gives_the_cost_in_dollars() -> None:
     at = open_plan(**SMALL, price="2")
     assert at.metric[5].value.startswith("$")
+
+
+def test_stated_failures_lengthen_the_days_and_are_told() -> None:
+    at = open_plan(**SMALL)
+    assert "no failures" in at.metric[4].help
+    rough = open_plan(**SMALL, failures="0.01", restart="600", checkpoint="60", every="500")
+    assert not rough.exception
+    assert "0.01 failures per device and day" in rough.metric[4].help
+    assert "one every 500 steps" in rough.metric[4].help
+    assert rough.metric[1].value == at.metric[1].value, "a step takes what it takes"
+    assert rough.metric[4].value != at.metric[4].value
 
 
 def test_the_table_has_one_row_for_each_degrees_best_first() -> None:
@@ -151,3 +185,16 @@ def test_a_hundred_and_twenty_eight_nodes_are_planned_with_counts_that_say_what_
     at = open_plan(model="gpt3-175b", device="A100-SXM4-80GB", nodes="128", seq="2048", batch="1536", zero_stage="1")
     assert not at.exception
     assert any("showing 8 of" in caption.value and "considered" in caption.value for caption in at.caption)
+
+
+def test_a_model_with_fewer_positions_shortens_the_sequence_and_says_so() -> None:
+    at = open_plan(**SMALL)
+    (box,) = [box for box in at.selectbox if box.label == "Model"]
+    box.select("gpt2-medium").run()
+    assert not at.exception
+    assert param(at, "seq") == "1024"
+    assert "gpt2-medium has a table of 1024 positions: training.seq_len is 1024 now, it was 4096" in texts(at)
+    assert at.success, "the plan stands"
+    (box,) = [box for box in at.selectbox if box.label == "Model"]
+    box.select("llama-3-8b").run()
+    assert "has a table of" not in texts(at)

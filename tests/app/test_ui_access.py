@@ -13,7 +13,8 @@ import streamlit as st
 from tpdpdash import serve
 from tpdpdash import start_token as token
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.ui import services
+from tpdpdash.run.place import HERE
+from tpdpdash.ui import run_services, services
 
 
 def test_the_token_is_private_and_survives_a_restart() -> None:
@@ -50,10 +51,10 @@ def test_nothing_else_passes_for_the_token(presented: str | None) -> None:
 def test_the_server_refuses_to_start_and_stop_without_the_token() -> None:
     st.session_state.clear()
     with pytest.raises(InvalidInputError) as refused:
-        services.stop("20261130-101500-llama-3-8b-abcd")
+        run_services.stop("20261130-101500-llama-3-8b-abcd")
     assert refused.value.faults[0].code == "start_token_needed"
     with pytest.raises(InvalidInputError) as refused:
-        services.start(None, asked=None, changes=(), request_id="x")  # type: ignore[arg-type]
+        services.start(None, asked=None, changes=(), request_id="x", place=HERE)  # type: ignore[arg-type]
     assert refused.value.faults[0].code == "start_token_needed"
 
 

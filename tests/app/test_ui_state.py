@@ -73,7 +73,11 @@ def test_a_bad_preset_in_the_address_is_a_sentence_not_a_traceback() -> None:
     assert "llama-3-8b" in texts(at)
 
 
-def test_the_bare_address_opens_plan() -> None:
-    at = AppTest.from_file(str(APP), default_timeout=120).run()
+@pytest.mark.parametrize(("chosen", "title"), [({}, "Cluster"), ({"model": "gpt2-xl", "seq": "1024"}, "Plan")])
+def test_the_bare_address_opens_cluster_until_something_is_chosen(chosen: dict[str, str], title: str) -> None:
+    at = AppTest.from_file(str(APP), default_timeout=120)
+    for key, value in chosen.items():
+        at.query_params[key] = value
+    at.run()
     assert not at.exception
-    assert at.title[0].value == "Plan"
+    assert at.title[0].value == title

@@ -12,7 +12,12 @@ import pytest
 from tpdpdash.ui import uploads
 
 pytestmark = pytest.mark.browser
-SCREENS = ("cluster", "plan", "layout", "launch", "watch", "learn")
+SCREENS = ("cluster", "plan", "layout", "launch", "watch", "learn", "accuracy")
+TITLES = {"accuracy": "How far to trust this"}
+"""Where the title is not the name in the address."""
+CUT_OFF_FIGURES = """() => [...document.querySelectorAll("[data-testid=stMetric] .stMarkdownEllipsis")]
+    .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"""
+"""Texts of cards that do not fit theirs: a unit or an error would be lost."""
 NASTY = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> :smile: **b**"
 
 
@@ -31,10 +36,11 @@ def look_at(tab: Any, screen: str, name: str) -> None:
     """One screen as it stands: its title, no traceback, nothing beyond the window; a picture is kept."""
     heading = tab.page.get_by_role("heading", level=1)
     heading.wait_for()
-    assert heading.inner_text() == screen.capitalize()
+    assert heading.inner_text() == TITLES.get(screen, screen.capitalize())
     assert tab.page.locator("[data-testid=stException]").count() == 0
     overflow = tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert overflow <= 0, f"{name} is {overflow} px wider than its window"
+    assert tab.page.evaluate(CUT_OFF_FIGURES) == [], name
     tab.shot(name)
 
 
@@ -53,12 +59,43 @@ def test_every_screen_opens_in_light_and_in_dark(gpu_server: Any, new_tab: Calla
     assert tab.outside == []
 
 
+def test_the_keyboards_place_is_seen_and_a_chart_is_told_by_its_sentence_alone(
+    gpu_server: Any, new_tab: Callable[..., Any]
+) -> None:
+    page = new_tab().open(gpu_server.url("learn"))
+    for _ in range(4):  # past "Skip to main content"
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText").endswith("Layout")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    charts = page.locator("[role=graphics-document]")
+    charts.nth(1).wait_for()
+    assert "Map of 16 of 16 ranks" in str(charts.first.get_attribute("aria-label"))
+    assert page.locator("[data-testid=stMain] [role=graphics-symbol]").count() == 0, "marks read out their pixels"
+
+
 def test_every_screen_opens_in_a_narrow_window(gpu_server: Any, new_tab: Callable[..., Any]) -> None:
     tab = new_tab(400)
     for screen in SCREENS:
         tab.open(gpu_server.url(screen))
         look_at(tab, screen, f"{screen}-narrow")
+        beyond = "b => b.getBoundingClientRect().right > window.innerWidth"
+        cut_off = (
+            f"[...document.querySelectorAll('[data-testid=stMain] button')].filter({beyond}).map(b => b.innerText)"
+        )
+        assert tab.page.evaluate(cut_off) == [], screen
     assert tab.errors == []
+
+
+def test_no_card_cuts_off_its_figure_beside_the_sidebar_of_a_small_window(
+    gpu_server: Any, new_tab: Callable[..., Any]
+) -> None:
+    for width in (800, 1440):
+        tab = new_tab(width)
+        tab.open(gpu_server.url("plan", model="llama-3-8b", device="H100-SXM5-80GB", nodes="2", gpus="8"))
+        look_at(tab, "plan", f"plan-{width}")
+        tab.open(gpu_server.url("cluster", show="described", device="GB200-NVL72-186GB", nodes="4", gpus="4"))
+        look_at(tab, "cluster", f"described-{width}")
+        assert tab.errors == []
 
 
 def test_eight_gpus_are_shown_live_and_nobody_starts_anything_without_the_token(

@@ -17,7 +17,8 @@ from pipelines import closed
 from strategies import interleavings, stage_times
 
 from tpdpdash.layout.layout import SCHEDULES
-from tpdpdash.schedule.actions import Action, schedule_actions
+from tpdpdash.schedule.action import Action
+from tpdpdash.schedule.actions import schedule_actions
 from tpdpdash.schedule.closed_form import microbatches_in_flight, pipeline_seconds
 from tpdpdash.schedule.timeline import simulate
 

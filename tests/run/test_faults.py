@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live_runs import SCRIPT, SLACK, LiveRun, wait_for
+from live_runs import SCRIPT, SLACK, LiveRun, light_agent, wait_for
 
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.history import list_runs, read_state
 from tpdpdash.run.request import RunRequest, start_request
 from tpdpdash.run.stop import stop_run
+from tpdpdash.ui.live import LiveRun as Watched
 
 Start = Callable[..., LiveRun]
 GLOO_SCRIPT = Path(__file__).with_name("gloo_script.py")
@@ -108,7 +109,7 @@ def test_stop_ends_every_process_and_says_who_asked(start: Start) -> None:
 
 
 def test_sigterm_of_the_supervisor_stops_the_run_too(start: Start) -> None:
-    run = start(*FOREVER)
+    run = start(*FOREVER, is_light=True)
     run.until_running()
     os.kill(run.members["supervisor"].pid, signal.SIGTERM)
     view = run.until_over(10 * SLACK)
@@ -119,7 +120,7 @@ def test_sigterm_of_the_supervisor_stops_the_run_too(start: Start) -> None:
 def test_a_run_outlives_its_full_disk_and_its_deleted_telemetry(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor has something to say of the telemetry, and no room to say it: its log is /dev/full."""
     monkeypatch.setattr(RunFolder, "supervisor_log", property(lambda _: Path("/dev/full")))
-    run = start(*FOREVER)
+    run = start(*FOREVER, is_light=True)
     run.until_running()
     shutil.rmtree(run.folder.telemetry)
     heard = run.view.status.heartbeat
@@ -130,7 +131,7 @@ def test_a_run_outlives_its_full_disk_and_its_deleted_telemetry(start: Start, mo
 
 
 def test_a_run_whose_folder_is_deleted_ends_since_nobody_could_find_it_again(start: Start) -> None:
-    run = start(*FOREVER)
+    run = start(*FOREVER, is_light=True)
     run.until_running()
     shutil.rmtree(run.folder.path)
     wait_for(lambda: not run.is_any_left(), 10 * SLACK)
@@ -157,6 +158,40 @@ def test_a_run_outlives_the_dashboard_and_another_one_reads_and_stops_it(runs_ro
         assert read_state(view.folder).state == "running"
     finally:
         result = stop_run(view.folder, by="dashboard")
+    assert (result.view.state, result.could_not_kill) == ("stopped", ())
+
+
+DASHBOARD = """
+import pathlib, sys, threading, time
+from tpdpdash.run.request import RunRequest, start_request
+root, agent = pathlib.Path(sys.argv[1]), tuple(sys.argv[2:])
+request = RunRequest(name="test", world_size=2, agent_argv=agent)
+click = lambda: print(start_request(request, request_id="click-1", root=root).run_id + "\\n", end="", flush=True)
+clicks = [threading.Thread(target=click) for _ in range(2)]
+[thread.start() for thread in clicks]
+time.sleep(600)
+"""
+
+
+def test_one_run_goes_on_when_the_dashboard_is_killed_and_comes_again_and_both_tabs_see_it(runs_root: Path) -> None:
+    agent = light_agent(2, (sys.executable, str(SCRIPT), *FOREVER))
+    said: list[str] = []
+    for _ in range(2):  # the second one is asked again by a tab that had not heard the answer
+        server = [sys.executable, "-c", DASHBOARD, str(runs_root), *agent]
+        dashboard = subprocess.Popen(server, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert dashboard.stdout is not None
+        said += [dashboard.stdout.readline().strip() for _ in range(2)]
+        os.killpg(dashboard.pid, signal.SIGKILL)
+        dashboard.communicate()
+    folder = RunFolder(runs_root / said[0])
+    try:
+        assert said == [folder.run_id] * 4
+        wait_for(lambda: (read_state(folder).status.last_step or 0) > 2, 60)
+        tabs = [Watched(folder).look() for _ in range(2)]
+        assert [tab.view.state for tab in tabs] == ["running", "running"]
+        assert all(len(tab.telemetry.steps) for tab in tabs)
+    finally:
+        result = stop_run(folder, by="dashboard")
     assert (result.view.state, result.could_not_kill) == ("stopped", ())
 
 

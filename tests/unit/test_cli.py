@@ -3,12 +3,9 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from tpdpdash import cli
 
 GPT3 = """
 [model]
@@ -23,34 +20,6 @@ tokens = 300e9
 [layout]
 tp = 8
 """
-
-
-@dataclass
-class Answer:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self):
-        """stdout as the JSON that it must be."""
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def tpdpdash(monkeypatch, capsys):
-    """Run the console script's entry in this process."""
-
-    def run(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["tpdpdash", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Answer(status=ended.value.code or 0, out=captured.out, err=captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -165,7 +134,9 @@ def test_estimate_follows_the_contract(tpdpdash, job):
     assert document["memory"]["peak_bytes"] == pytest.approx(max(stage["total_bytes"] for stage in stages))
     time = document["time"]
     assert sum(time["parts"].values()) == pytest.approx(time["step_s"], rel=1e-12)
-    assert time["error_frac"] is None
+    assert 0 < time["error_frac"] < 1
+    assert document["memory"]["error_frac"] > 0
+    assert document["memory"]["tight"] in (True, False)
     assert document["budget"]["days"] > 0
     assert document["budget"]["cost"] is None, "no price was given"
 
@@ -202,6 +173,27 @@ def test_plan_lists_feasible_layouts_best_first(tpdpdash, job):
     assert search["considered"] == search["feasible"] + sum(document["refused"].values())
 
 
+def test_a_key_that_changes_nothing_is_told_before_the_search_and_with_the_layout(tpdpdash, job):
+    text = GPT3.replace("tokens = 300e9", 'tf32 = true\ncp_comm_type = "a2a"') + "pp = 8\n"
+    planned, priced = tpdpdash("plan", job(text), "--top", "1"), tpdpdash("estimate", job(text))
+    assert [key in planned.err for key in ("training.tf32", "training.cp_comm_type")] == [True, False]
+    assert all(key in priced.err for key in ("training.tf32", "training.cp_comm_type"))
+
+
+def test_a_plan_names_the_simplest_layout_near_the_fastest_however_few_are_listed(tpdpdash, job):
+    whole = tpdpdash("plan", job(GPT3), "--top", "150", "--json").document
+    few = tpdpdash("plan", job(GPT3), "--top", "1", "--json").document
+    listed = whole["layouts"]
+    pick, near = whole["search"]["pick"], whole["search"]["near"]
+    assert 1 <= pick < near < 150
+    assert listed[pick]["time"]["step_s"] <= 1.005 * listed[0]["time"]["step_s"] < listed[near]["time"]["step_s"]
+    assert few["search"]["pick"] == 1
+    assert few["layouts"] == [listed[0], listed[pick]]
+    assert few["margins"][1] == whole["margins"][pick]
+    words = tpdpdash("plan", job(GPT3), "--top", "1").out
+    assert f"Run layout {pick + 1}: the simplest of {near} within 0.5 % of the fastest." in words
+
+
 def test_a_plan_in_which_nothing_fits_is_exit_1_with_an_empty_list(tpdpdash, job):
     answer = tpdpdash("plan", job(GPT3.replace("nodes = 128", "nodes = 1")), "--json")
     assert answer.status == 1
@@ -210,20 +202,64 @@ def test_a_plan_in_which_nothing_fits_is_exit_1_with_an_empty_list(tpdpdash, job
     assert answer.document["refused"]["out_of_memory"] > 0
 
 
+def test_the_ranking_says_errors_and_where_each_layout_loses(tpdpdash, job):
+    text = GPT3.replace("nodes = 128", "nodes = 16").replace("1536", "192")
+    document = tpdpdash("plan", job(text), "--json", "--top", "3").document
+    lines = tpdpdash("plan", job(text), "--top", "3").out.splitlines()
+    head = next(line for line in lines if "against the first" in line)
+    first, second = lines[lines.index(head) + 1 : lines.index(head) + 3]
+    assert first.endswith("best")
+    assert document["margins"][1]["where"].removesuffix("_s") in second
+    assert " ± " in first
+    assert any("measured runs" in line for line in lines)
+
+
+def test_stated_failures_and_checkpoints_lengthen_days_and_are_told(tpdpdash, job):
+    plain = tpdpdash("estimate", job(GPT3 + "pp = 8\n"), "--json").document["budget"]
+    rates = GPT3.replace(
+        "[training]", "failures_per_device_day = 0.0005\nrestart_s = 600.0\n[training]\ncheckpoint_s = 30.0"
+    )
+    found = tpdpdash("estimate", job(rates + "pp = 8\n"), "--json").document["budget"]
+    assert plain["goodput_frac"] == 1
+    assert 0.8 < found["goodput_frac"] < 1
+    assert found["days"] == pytest.approx(plain["days"] / found["goodput_frac"])
+    assert "Goodput" in tpdpdash("estimate", job(rates + "pp = 8\n")).out
+
+
 def test_lines_for_people_come_from_the_same_figures(tpdpdash, job):
     text = GPT3 + "pp = 8\n"
     figures = tpdpdash("estimate", job(text), "--json").document
     lines = tpdpdash("estimate", job(text)).out
-    assert f"{figures['throughput']['mfu'] * 100:.1f} %" in lines
+    mfu, error = figures["throughput"]["mfu"], figures["time"]["error_frac"]
+    assert f"MFU {mfu * 100:.1f} ± {mfu * error * 100:.1f} %" in lines
+    assert f"{figures['time']['error_from']['rows']} measured runs" in lines
     assert "TP 8 × CP 1 × PP 8 × DP 16 = 1024" in lines
 
 
-def test_an_empty_history_and_unknown_runs(tpdpdash, monkeypatch, tmp_path):
-    monkeypatch.setenv("TPDPDASH_RUNS", str(tmp_path))
-    assert tpdpdash("runs", "--json").document == []
-    for name in ("nothing", "../..", "x" * 300):
-        answer = tpdpdash("show", name, "--json")
-        assert (answer.status, answer.out) == (2, "")
+RUN_REFUSALS = [
+    ("--engine slurm --share-devices JOB", "--share-devices: under Slurm it is Slurm that says"),
+    ("--engine slurm --share-devices -- train.py", "--share-devices: under Slurm it is Slurm that says"),
+    ("--nodes 2 -- train.py", "--nodes cannot be given together with --engine local"),
+    ("--partition gpu -- train.py", "--partition cannot be given together with --engine local"),
+    ("--engine hosts -- train.py", "--nodes is 1: --engine hosts needs the number of machines"),
+    ("--engine slrum -- train.py", "nearest: slurm"),
+    ("--rehearse -- train.py", "run: a script after -- runs as it is: --rehearse belongs to a Job"),
+    ("JOB -- train.py", "belongs to a Job"),
+    ("--nodes 2 JOB", "run takes a JOB, or [--nproc N] [--nodes N] -- SCRIPT [ARGS]"),
+    ("--nproc 2 JOB", "run takes a JOB, or [--nproc N] [--nodes N] -- SCRIPT [ARGS]"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), RUN_REFUSALS)
+def test_options_of_run_that_mean_nothing_together_are_one_line_and_start_nothing(
+    tpdpdash, job, tmp_path, runs_root, monkeypatch, words, said
+):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    answer = tpdpdash("run", *words.replace("JOB", job(GPT3)).split())
+    assert (answer.status, answer.out, len(answer.err.splitlines())) == (2, "", 1)
+    assert said in answer.err
+    assert not runs_root.exists()
 
 
 def test_the_module_is_the_console_script():

@@ -34,6 +34,20 @@ def test_planning_rooms_bring_in_nothing_heavy(room):
     assert not modules_after(f"import {room}") & set(HEAVY)
 
 
+def test_the_command_line_brings_in_numpy_only_with_a_command_that_computes():
+    assert not modules_after("import tpdpdash.cli") & (set(HEAVY) - {"typer"} | {"numpy"})
+
+
+def test_what_numpy_loads_at_first_use_is_loaded_before_two_threads_need_it():
+    code = "import sys, tpdpdash.search.plan; assert 'numpy.ma' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_look_at_a_run_brings_in_no_search_before_a_layout_is_proposed():
+    loaded = modules_after("import tpdpdash.compare.account, tpdpdash.compare.run_trace")
+    assert not [name for name in loaded if name.startswith("tpdpdash.search")]
+
+
 def test_search_costs_under_a_third_of_a_second_more_than_numpy():
     assert import_seconds("import tpdpdash.search, tpdpdash.search.plan") - import_seconds("import numpy") < 0.3
 
@@ -43,8 +57,11 @@ def test_a_training_script_imports_the_probe_with_the_standard_library_alone(roo
     loaded = modules_after(f"import {room}")
     third_party = {name for name in loaded if name not in sys.stdlib_module_names and not name.startswith("_")}
     assert third_party <= {"tpdpdash", "sitecustomize", "usercustomize"}
+    assert "dataclasses" not in loaded - modules_after(""), "they took as long as half of all the rest"
     assert import_seconds(f"import {room}") < 0.1 * 3
 
 
 def test_the_dashboard_and_the_command_line_do_not_load_torch():
-    assert "torch" not in modules_after("import tpdpdash.cli, tpdpdash.ui.services, tpdpdash.ui.shell")
+    assert "torch" not in modules_after(
+        "import tpdpdash.cli, tpdpdash.ui.run_services, tpdpdash.ui.services, tpdpdash.ui.shell"
+    )

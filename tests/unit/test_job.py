@@ -75,14 +75,33 @@ LAYOUT_DEFAULTS = {
     **{"zero_stage": 1, "dp_shard_size": 16, "sequence_parallel": False},
     **{"recompute": "none", "recompute_num_layers": None, "recompute_method": "uniform"},
     **{"layers_per_stage": (32,), "account_for_embedding": False, "account_for_loss": False},
-    **{"overlap_grad_reduce": True, "overlap_param_gather": True, "overlap_tp": False},
+    **{"overlap_grad_reduce": True, "overlap_param_gather": True, "overlap_tp": False, "overlap_ep": False},
     **{"offload_optimizer": False, "offload_activations": False},
 }
 TRAINING_DEFAULTS = {
-    **{"seq_len": 2048, "global_batch_size": 240, "steps": None, "tokens": None, "precision": "bf16"},
+    **{
+        "seq_len": 2048,
+        "global_batch_size": 240,
+        "steps": None,
+        "tokens": None,
+        "checkpoint_s": 0.0,
+        "checkpoint_interval_steps": None,
+        "precision": "bf16",
+    },
     **{"optimizer": "adamw", "optimizer_states": "fp32", "gradient_dtype": "fp32", "fp8_recipe": "tensorwise"},
     **{"framework": "megatron-core", "attention": "flash", "compiled": True, "dropout": 0.0},
-    **{"trainable": "all", "lora_rank": 16, "lora_targets": ()},
+    **{"recompute_modules": (), "trainable": "all", "lora_rank": 16, "lora_targets": ()},
+    **{
+        "cuda_graphs": "none",
+        "deterministic": False,
+        "mtp_num_layers": None,
+        "launch_blocking": False,
+        "fused_accumulation": True,
+        "fp8_activation_inputs": False,
+        "expert_load_cv": 0.1,
+    },
+    **{"packed_seq_len": None, "tf32": None, "fp8_attention": False, "optimizer_offload_fraction": 1.0},
+    **{"expert_dispatcher": None, "fp8_dispatch": False, "cp_comm_type": None},
 }
 
 
@@ -184,6 +203,30 @@ def test_b61_types_of_the_layout_are_told_all_at_once():
 def test_b64_zero_sizes_are_out_of_range(training, field):
     text = SMALL.replace("seq_len = 32\nglobal_batch_size = 8", training)
     assert faults_of(text) == {f"training.{field}": "out_of_range"}
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("packed_seq_len = 0", "out_of_range"),
+        ("optimizer_offload_fraction = 1.5", "out_of_range"),
+        ("mtp_num_layers = 17", "out_of_range"),
+        ('expert_dispatcher = "deepep"', "unknown_choice"),
+        ("tf32 = 1", "not_true_false"),
+        ('fp8_dispatch = "yes"', "not_true_false"),
+    ],
+)
+def test_a_wrong_value_of_a_training_key_is_a_fault_of_that_key(line, code):
+    text = SMALL.replace("global_batch_size = 8", f"global_batch_size = 8\n{line}")
+    assert faults_of(text) == {f"training.{line.split()[0]}": code}
+
+
+def test_sequences_that_are_packed_are_no_longer_than_what_they_are_packed_into():
+    text = SMALL.replace("global_batch_size = 8", "global_batch_size = 8\npacked_seq_len = 33")
+    with pytest.raises(InvalidInputError) as caught:
+        parse_job(text, detect=this_machine).layout()
+    fault = next(f for f in caught.value.faults if f.field == "training.packed_seq_len")
+    assert (fault.code, fault.values["nearest"]) == ("packed_longer_than_sequence", 32)
 
 
 def test_b64_a_sequence_of_a_billion_tokens_is_beyond_the_limit():

@@ -2,6 +2,7 @@
 
 import re
 import string
+from datetime import date, time
 from pathlib import Path
 
 from tpdpdash.faults import Fault, InvalidInputError
@@ -17,11 +18,24 @@ def test_a_fault_is_one_line_that_names_field_value_and_nearest():
     assert fault_text(fault) == "cluster.world_size is 16; it must be divisible by tp = 3; nearest: 15, 18"
 
 
+def test_where_no_legal_value_is_near_nothing_is_said_of_one():
+    values = {"choices": ("a", "b"), "nearest": ()}
+    fault = Fault(code="unknown_choice", field="model.preset", value="foo", values=values)
+    assert fault_text(fault) == "model.preset is foo; it must be one of a, b"
+    device = Fault(code="unknown_device", field="cluster.device", value="foo", values={"nearest": None, "figures": "x"})
+    assert "nearest" not in fault_text(device)
+
+
 def test_hostile_values_are_escaped_and_bounded():
     hostile = Fault(code="not_whole_number", field="layout.tp", value="1\n\x1b[31m\ud800" + "x" * 5000)
     line = fault_text(hostile)
     assert line.isprintable()
     assert len(line) < 250
+
+
+def test_a_date_or_time_of_a_toml_file_stands_as_it_is_written_there():
+    for value, shown in ((date(2020, 1, 31), "2020-01-31"), (time(7, 30), "07:30:00")):
+        assert fault_text(Fault(code="not_whole_number", field="training.steps", value=value)).endswith(f"not {shown}")
 
 
 def test_an_error_carries_all_its_faults():

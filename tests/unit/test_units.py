@@ -71,3 +71,27 @@ def test_divisors_and_nearest_multiples():
     assert units.divisors(1) == [1]
     assert units.nearest_multiples(10, 12) == (12,)
     assert units.nearest_multiples(256, 14) == (252, 266)
+
+
+@pytest.mark.parametrize(
+    ("written", "frac", "shown"),
+    [
+        ("20.9 s", 0.063, "20.9 ± 1.3 s"),
+        ("147", 0.063, "147 ± 9"),
+        ("50.6 %", 0.06, "50.6 ± 3.0 %"),
+        ("$1.13 M", 0.06, "$1.13 ± 0.07 M"),
+        ("23.1 days", 0.06, "23.1 ± 1.4 days"),
+        ("72.1 of 79.2 GiB", 0.05, "72.1 ± 3.6 of 79.2 GiB"),
+        ("1 h 26 min", 0.1, "1 h 26 min ± 9 min"),
+        ("35 min", 0.2, "35 ± 7 min"),
+        ("8,345", 0.21, "8,345 ± 1,800"),
+        ("147", 0.001, "147 ± 0.1"),
+        ("0 s", 0.1, "0 ± 0 s"),
+        ("20.9 s", None, "20.9 s"),
+        ("20.9 s", math.nan, "20.9 s"),
+        ("unknown", 0.1, "unknown"),
+    ],
+)
+def test_an_error_has_the_unit_of_its_figure_and_two_digits_at_most(written, frac, shown):
+    assert units.with_error(written, frac) == shown
+    assert units.plus_minus(written, frac) in shown

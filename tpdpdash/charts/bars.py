@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from tpdpdash.charts.canvas import box_layer, finish, right_text_layer, text_layer, y_sheet
+from tpdpdash.charts.canvas import box_layer, finish, right_text_layer, text_layer, whisker_layer, y_sheet
 from tpdpdash.charts.lanes import left_names
 from tpdpdash.charts.palette import (
     MEMORY_ORDER,
@@ -25,7 +26,7 @@ from tpdpdash.text import t
 from tpdpdash.units import format_count, format_memory, format_share, format_time, gib
 
 MEMORY_ROW, MEMORY_BAR = 29, 20
-STEP_ROW, STEP_BAR, STEP_LABEL = 42, 18, 18
+STEP_ROW, STEP_BAR, STEP_LABEL = 47, 18, 18
 REFUSED_ROW, REFUSED_BAR = 40, 9
 
 
@@ -79,8 +80,8 @@ def memory_bars(
         rows="; ".join(f"{names[row]}: {format_memory(float(totals[row]))}" for row in rows),
         capacity=format_memory(capacity_bytes),
     )
-    chart = finish(layers, height=height, theme=theme, description=description)
-    return chart.properties(padding={"left": 62, "right": 4, "top": 2, "bottom": 4})
+    padding = {"left": 62, "right": 4, "top": 2, "bottom": 4}
+    return finish(layers, height=height, theme=theme, description=description, padding=padding)
 
 
 def step_bars(
@@ -90,19 +91,24 @@ def step_bars(
     names: Sequence[str],
     figures: Sequence[str],
     as_share: bool = False,
+    errors: Sequence[float] = (),
     title: str = "",
     axis_title: str = "",
 ) -> Any:
-    """Columns row, part (a phase), value in seconds: label and total above each bar, parts stacked in phase order."""
+    """Columns row, part (a phase), value in seconds: label and total above each bar, parts stacked in phase order.
+
+    errors: half-width of each total's error bar in seconds, drawn as a whisker under the bar; NaN = none is known.
+    """
     ui = ui_colors(theme)
     height = STEP_ROW * len(names)
     segments = stacked(table, PHASE_ORDER)
     whole = segments.groupby("row")["value"].transform("sum")
     if as_share:
         segments = segments.assign(start=segments["start"] / whole, end=segments["end"] / whole)
-    longest = float(segments["end"].max()) if len(segments) else 1.0
+    whiskers = _whiskers(segments, errors if not as_share else ())
+    longest = max([float(segments["end"].max()) if len(segments) else 1.0, *whiskers["x2"]])
     x = _value_axis(longest * 1.02, axis_title, 5, "%" if as_share else None)
-    texts = segments["value"].map(lambda s: f"{s:.3g}")
+    texts = segments["value"].map(lambda s: f"{s:#.3g}".rstrip("."))
     if as_share:
         texts = (segments["value"] / whole).map(format_share)
     top = segments["row"] * STEP_ROW + STEP_LABEL
@@ -115,8 +121,21 @@ def step_bars(
     layers = [*_segment_layers(drawn, x, height, longest * 1.02)]
     layers.append(text_layer(labels, x=x, height=height, align="left", baseline="middle"))
     layers.append(right_text_layer(totals, height=height))
+    if len(whiskers):
+        layers.append(whisker_layer(whiskers.assign(color=ui["text"]), x=x, height=height))
     description = t("{title}: {rows}.", title=title, rows="; ".join(map(" ".join, zip(names, figures, strict=True))))
     return finish(layers, height=height, theme=theme, description=description)
+
+
+def _whiskers(segments: pd.DataFrame, errors: Sequence[float]) -> pd.DataFrame:
+    """Columns x, x2, y: the error of each row's total, in the gap under its bar."""
+    ends = segments.groupby("row")["end"].max()
+    rows = [
+        (float(ends[row]) - error, float(ends[row]) + error, row * STEP_ROW + STEP_LABEL + STEP_BAR + 4)
+        for row, error in enumerate(errors)
+        if row in ends.index and math.isfinite(error)
+    ]
+    return pd.DataFrame(rows, columns=["x", "x2", "y"])
 
 
 def refused_bars(table: pd.DataFrame, theme: Theme) -> Any:
@@ -193,7 +212,7 @@ def _limit_layers(at: float, label: str, x: Any, height: int, theme: Theme) -> l
     rule = (
         alt.Chart(line)
         .mark_rule(strokeDash=[4, 3], strokeWidth=1.5)
-        .encode(x=x, y=y_sheet("y", height), y2="y2:Q", color=alt.Color("color:N", scale=None, legend=None))
+        .encode(x=x, y=y_sheet("y", height), y2=alt.Y2("y2:Q"), color=alt.Color("color:N", scale=None, legend=None))
     )
     return [rule, text_layer(line.assign(y=7), x=x, height=height, baseline="middle", align="center")]
 

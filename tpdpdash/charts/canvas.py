@@ -42,12 +42,12 @@ def box_layer(
         .mark_rect(cornerRadius=radius, strokeWidth=stroke_width)
         .encode(
             x=x,
-            x2="x2:Q",
+            x2=alt.X2("x2:Q"),
             y=y_sheet("y", height),
-            y2="y2:Q",
+            y2=alt.Y2("y2:Q"),
             fill=alt.Fill("fill:N", scale=None, legend=None),
             stroke=alt.Stroke("outline:N", scale=None, legend=None),
-            tooltip=list(tooltip) or alt.value(None),
+            tooltip=list(tooltip) or alt.TooltipValue(None),
         )
     )
 
@@ -62,9 +62,26 @@ def text_layer(table: pd.DataFrame, *, x: Any, height: int, text: str = "text", 
             y=y_sheet("y", height),
             text=alt.Text(f"{text}:N"),
             color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )
+
+
+def whisker_layer(table: pd.DataFrame, *, x: Any, height: int) -> Any:
+    """Error bars along x: columns x, x2, y, color."""
+    color = alt.Color("color:N", scale=None, legend=None)
+    line = (
+        alt.Chart(table)
+        .mark_rule(strokeWidth=1.4, clip=True)
+        .encode(x=x, x2=alt.X2("x2:Q"), y=y_sheet("y", height), color=color, tooltip=alt.TooltipValue(None))
+    )
+    ends = pd.concat([table, table.assign(x=table["x2"])], ignore_index=True)
+    ticks = (
+        alt.Chart(ends)
+        .mark_tick(orient="vertical", size=7, thickness=1.4, clip=True)
+        .encode(x=x, y=y_sheet("y", height), color=color, tooltip=alt.TooltipValue(None))
+    )
+    return alt.layer(line, ticks)
 
 
 def path_layer(table: pd.DataFrame, *, x: Any, height: int, **mark: Any) -> Any:
@@ -75,25 +92,25 @@ def path_layer(table: pd.DataFrame, *, x: Any, height: int, **mark: Any) -> Any:
         .encode(
             x=x,
             y=y_sheet("y", height),
-            detail="path:N",
-            order="order:Q",
+            detail=alt.Detail("path:N"),
+            order=alt.Order("order:Q"),
             stroke=alt.Stroke("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )
 
 
-def right_text_layer(table: pd.DataFrame, *, height: int, text: str = "text", **mark: Any) -> Any:
-    """Figures that stand at the right edge whatever the width: columns y, color and the one named by `text`."""
+def right_text_layer(table: pd.DataFrame, *, height: int, **mark: Any) -> Any:
+    """Figures that stand at the right edge whatever the width: columns y, color and text."""
     return (
         alt.Chart(table)
         .mark_text(**{"align": "right", "baseline": "middle", **mark})
         .encode(
-            x=alt.value(alt.expr("width")),
+            x=alt.XValue(alt.expr("width")),
             y=y_sheet("y", height),
-            text=alt.Text(f"{text}:N"),
+            text=alt.Text("text:N"),
             color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )
 
@@ -105,9 +122,11 @@ def font_that_fits(span: float, per_text: float, characters: int, largest: float
     return alt.expr(f"max(6, min({largest}, width * {room:.5f}))")
 
 
-def finish(layers: Sequence[Any], *, height: int, theme: Theme, description: str) -> Any:
-    """The layered chart with its constant height, the theme's config and its text for screen readers."""
+def finish(layers: Sequence[Any], *, height: int, theme: Theme, description: str, **properties: Any) -> Any:
+    """The layered chart with its constant height, the theme's config and its text for screen readers; `properties` are
+    the chart's own besides."""
     # Only the width is fitted: a sheet's pixels stay pixels, whatever room its axis takes.
     fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    chart = alt.layer(*layers).properties(height=height, description=description, autosize=fit)
-    return chart.configure(**chart_theme(theme))
+    # All at once: properties and configure would each copy the whole chart.
+    config = alt.Config(**chart_theme(theme))
+    return alt.layer(*layers, height=height, description=description, autosize=fit, config=config, **properties)

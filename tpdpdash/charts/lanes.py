@@ -25,10 +25,10 @@ def left_names(table: pd.DataFrame, height: int) -> Any:
         alt.Chart(table)
         .mark_text(align="right", baseline="middle", dx=-8)
         .encode(
-            x=alt.value(0),
+            x=alt.XValue(0),
             y=y_sheet("y", height),
-            text="text:N",
+            text=alt.Text("text:N"),
             color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )

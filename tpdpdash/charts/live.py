@@ -7,6 +7,7 @@ the data. Building one takes microseconds: it is made anew each time, in the rea
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from tpdpdash.charts.palette import Theme, chart_theme, ui_colors
@@ -16,6 +17,10 @@ Spec = dict[str, Any]
 ROW_PX = 24
 AXIS_PX = 46
 FIGURE_PX, LABEL_PX = 66, 22
+
+
+ALL_KINDS = ("step", "predicted", "image", "chosen", "bar", "number", "limit")
+"""Kinds of rows in the tables of live charts."""
 
 
 def _spec(layers: list[Spec], *, theme: Theme, height: int) -> Spec:
@@ -34,19 +39,26 @@ def _step_axis() -> Spec:
     return {"field": "step", "type": "quantitative", "axis": axis, "scale": {"zero": False, "nice": False}}
 
 
-def _y(field: str, *, title: str = "", zero: bool = False) -> Spec:
-    axis = {"title": title or None, "tickCount": 5, "domain": False, "ticks": False}
-    return {"field": field, "type": "quantitative", "axis": axis, "scale": {"zero": zero, "nice": True}}
+def _y(field: str) -> Spec:
+    axis = {"title": None, "tickCount": 5, "domain": False, "ticks": False}
+    return {"field": field, "type": "quantitative", "axis": axis, "scale": {"zero": False, "nice": True}}
 
 
 def _of_kind(kind: str) -> list[Spec]:
     return [{"filter": f"datum.kind == '{kind}'"}]
 
 
-def step_time_spec(theme: Theme) -> Spec:
-    """Step time: band from the quickest to the slowest rank, the median as a line, the prediction dashed.
+def for_kinds(spec: Spec, kinds: Collection[str]) -> Spec:
+    """The spec without layers whose kind of row the table lacks: Vega warns of an axis without values."""
+    missing = [_of_kind(kind) for kind in ALL_KINDS if kind not in kinds]
+    return {**spec, "layer": [layer for layer in spec["layer"] if layer.get("transform") not in missing]}
 
-    Table: kind ("step" or "predicted"), step, low_s, median_s, high_s; a prediction is two rows with median_s.
+
+def step_time_spec(theme: Theme) -> Spec:
+    """Step time: band from the quickest to the slowest rank, the median as a line, the prediction dashed in its error.
+
+    Table: kind ("step" or "predicted"), step, low_s, median_s, high_s; a prediction is two rows, low_s to high_s its
+    error bar.
     """
     ui = ui_colors(theme)
     tooltip = [
@@ -70,12 +82,17 @@ def step_time_spec(theme: Theme) -> Spec:
         "mark": {"type": "line", "strokeDash": [5, 4], "strokeWidth": 1.5, "color": ui["primary"]},
         "encoding": {"x": _step_axis(), "y": _y("median_s")},
     }
+    error = {
+        "transform": _of_kind("predicted"),
+        "mark": {"type": "area", "opacity": 0.14, "color": ui["primary"]},
+        "encoding": {"x": _step_axis(), "y": _y("low_s"), "y2": {"field": "high_s"}},
+    }
     points = {
         "transform": _of_kind("step"),
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0},
         "encoding": {"x": _step_axis(), "y": _y("median_s"), "tooltip": tooltip},
     }
-    return _spec([band, predicted, line, points], theme=theme, height=250)
+    return _spec([error, band, predicted, line, points], theme=theme, height=250)
 
 
 def heat_spec(theme: Theme) -> Spec:
@@ -162,7 +179,7 @@ def timeline_spec(theme: Theme, num_rows: int, title: str) -> Spec:
         "transform": _of_kind("number"),
         "mark": {"type": "text", "baseline": "middle", "align": "center", "fontSize": 12},
         "encoding": {
-            "x": {**x, "axis": None},
+            "x": x,
             "y": _row_axis(),
             "text": {"field": "label", "type": "nominal"},
             "color": {"field": "fill", "type": "nominal", "scale": None, "legend": None},

@@ -96,7 +96,6 @@ class MapGrid:
         has_group_names: bool,
         num_bus_rows: int,
         block_size: int = 0,
-        links_below: int = 0,
     ) -> MapGrid:
         """A grid of at most 16 cells across: one row of cells a node where all fit, else rows of four."""
         if len(nodes) * devices_per_node <= CELLS_ACROSS or node_columns == 1:
@@ -114,7 +113,7 @@ class MapGrid:
             buses_height=BUS_STEP * num_bus_rows + 14 if num_bus_rows else 0,
             block_size=block_size if 0 < block_size < cell_columns else cell_columns,
             fewest_across=FEWEST_ACROSS if node_columns is None else 0,
-            links_below=links_below,
+            links_below=0,
         )
 
     @property

@@ -40,8 +40,6 @@ class Fill:
         return self.outline != self.fill
 
 
-GROUP_KINDS = ("tp", "cp", "ep", "pp", "dp")
-
 # The messages stand here and are translated when they are asked for, so a change of language needs no reload.
 PHASE_LABELS: Mapping[str, str] = MappingProxyType(
     {
@@ -134,6 +132,8 @@ def chart_theme(theme: Theme) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
+        # A chart tells a screen reader what it shows; its marks would read out pixels and colours, hundreds of them.
+        "mark": {"aria": False},
         "axis": axis,
         "text": {"font": FONT, "fontSize": 12, "color": ui["text"]},
         "title": {"font": FONT, "fontSize": 12, "color": ui["text"], "anchor": "start", "fontWeight": 600},

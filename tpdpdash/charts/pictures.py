@@ -13,7 +13,6 @@ from tpdpdash.charts.palette import Theme, phase_colors, ui_colors
 from tpdpdash.text import t
 
 SPLIT_HEIGHT, SPLIT_TOP = 84, 22
-GAP = 0.06
 MAX_SLICES = 16
 PASS_LANE, PASS_BOX, PASS_TOP = 46, 32, 24
 

@@ -51,10 +51,10 @@ class RankMap:
     """Node boxes beside each other; None: as many as 16 cells allow."""
 
 
-def shown_nodes(spec: RankMap, max_ranks: int = MAX_RANKS) -> list[int]:
-    """Nodes that are drawn: all, or as many as `max_ranks` allows of those that hold the chosen rank's groups."""
+def shown_nodes(spec: RankMap) -> list[int]:
+    """Nodes that are drawn: all, or as many as MAX_RANKS allows of those that hold the chosen rank's groups."""
     num_nodes = ceil_div(spec.world_size, spec.devices_per_node)
-    limit = max(1, max_ranks // spec.devices_per_node)
+    limit = max(1, MAX_RANKS // spec.devices_per_node)
     if num_nodes <= limit:
         return list(range(num_nodes))
     wanted: list[int] = [spec.chosen // spec.devices_per_node]
@@ -72,9 +72,9 @@ def shown_ranks(spec: RankMap, nodes: Sequence[int]) -> list[int]:
     ]
 
 
-def rank_map(spec: RankMap, theme: Theme, *, max_ranks: int = MAX_RANKS) -> Any:
+def rank_map(spec: RankMap, theme: Theme) -> Any:
     """The chart. Its selection parameter is "pick" with the field "rank"."""
-    nodes = shown_nodes(spec, max_ranks)
+    nodes = shown_nodes(spec)
     ranks = shown_ranks(spec, nodes)
     grid = _grid(spec, nodes, ranks)
     boxes, *titles = _node_layers(spec, grid, theme)
@@ -139,8 +139,21 @@ def _node_layers(spec: RankMap, grid: MapGrid, theme: Theme) -> list[Any]:
     notes = table.assign(x=table["note_x"], y=table["text_y"], color=table["muted"])
     x = x_sheet("x", grid.domain)
     fits = f"width * {grid.node_width / grid.span:.5f} > 118 ? 1 : 0"
+    # A pipeline's line may come from above through the title: it is interrupted there.
+    ground = titles.assign(color=ui["side"])
     return [
         box_layer(table, x=x, height=grid.height, radius=6),
+        text_layer(
+            ground,
+            x=x,
+            height=grid.height,
+            text="title",
+            align="left",
+            baseline="middle",
+            fontWeight=600,
+            stroke=ui["side"],
+            strokeWidth=6,
+        ),
         text_layer(titles, x=x, height=grid.height, text="title", align="left", baseline="middle", fontWeight=600),
         text_layer(
             notes, x=x, height=grid.height, text="note", align="right", baseline="middle", opacity=alt.expr(fits)
@@ -185,7 +198,7 @@ def _heads(table: pd.DataFrame, grid: MapGrid) -> Any:
         y=y_sheet("y", grid.height),
         shape=alt.Shape("shape:N", scale=None, legend=None),
         color=alt.Color("color:N", scale=None, legend=None),
-        tooltip=alt.value(None),
+        tooltip=alt.TooltipValue(None),
     )
 
 
@@ -239,7 +252,7 @@ def _bus_layers(spec: RankMap, grid: MapGrid, theme: Theme) -> list[Any]:
             y=y_sheet("y", grid.height),
             size=alt.Size("size:Q", scale=None, legend=None),
             color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )
     names_table = pd.DataFrame(names).assign(color=dp.text, fill=ui["card"], outline=ui["card"])

@@ -19,20 +19,23 @@ ROOM = 1.3
 """The picture ends at this multiple of the usable memory; what needs more is counted in the caption."""
 
 
-def shown_dots(table: pd.DataFrame, capacity_bytes: float, *, max_dots: int = MAX_DOTS) -> pd.DataFrame:
-    """Columns memory_bytes, speed, on_front, is_best → the rows that are drawn: near the limit, evenly thinned."""
+def shown_dots(table: pd.DataFrame, capacity_bytes: float) -> pd.DataFrame:
+    """Columns memory_bytes, speed, on_front, is_pick → the rows that are drawn: near the limit, evenly thinned."""
     near = table[table["memory_bytes"] <= capacity_bytes * ROOM]
-    keep = near["on_front"] | near["is_best"]
+    keep = near["on_front"] | near["is_pick"]
     others = near[~keep]
-    step = max(1, ceil_div(len(others), max_dots))
+    step = max(1, ceil_div(len(others), MAX_DOTS))
     result: pd.DataFrame = pd.concat([near[keep], others.iloc[::step]]).reset_index(drop=True)
     return result
 
 
-def memory_speed(table: pd.DataFrame, theme: Theme, *, capacity_bytes: float, best_label: str) -> Any:
-    """Columns memory_bytes, speed (tokens/s per GPU), name, layout, on_front, is_best, fits.
+def memory_speed(
+    table: pd.DataFrame, theme: Theme, *, capacity_bytes: float, pick_label: str, error_frac: float | None = None
+) -> Any:
+    """Columns memory_bytes, speed (tokens/s per GPU), name, layout, on_front, is_pick, fits.
 
-    The selection parameter is "pick" with the field "layout".
+    The selection parameter is "pick" with the field "layout". error_frac: half-width of the error bar of the best's
+    speed, as a share of it.
     """
     ui = ui_colors(theme)
     dots = table.assign(gib=gib(table["memory_bytes"]), memory=table["memory_bytes"].map(format_memory))
@@ -54,11 +57,15 @@ def memory_speed(table: pd.DataFrame, theme: Theme, *, capacity_bytes: float, be
         {"gib": right * 0.01, "speed": high, "text": t("tokens/s per GPU"), "color": ui["muted"], "dy": 9},
     ]
     layers.append(_text(pd.DataFrame(texts), x, y, "left", 9, 4))
-    best = dots[dots["is_best"]]
+    best = dots[dots["is_pick"]]
+    if len(best) and error_frac is not None:
+        ends = best.assign(speed=best["speed"] * (1 - error_frac), top=best["speed"] * (1 + error_frac))
+        rule = alt.Chart(ends).mark_rule(color=ui["text"], strokeWidth=1.5, clip=True)
+        layers.append(rule.encode(x=x, y=y, y2=alt.Y2("top:Q"), tooltip=alt.TooltipValue(None)))
     if len(best):
         left_half = float(best["gib"].iloc[0]) < right / 2
         side, shift = ("left", 12) if left_half else ("right", -12)
-        name = best.assign(text=best_label, color=ui["text"])
+        name = best.assign(text=pick_label, color=ui["text"])
         layers.append(_text(name, x, y, side, -14, shift, fontWeight=600))
     description = t(
         "Memory of the worst stage against tokens/s per GPU: {count} layouts; usable memory {capacity}.",
@@ -80,12 +87,12 @@ def _limit(capacity: float, right: float, low: float, high: float, x: Any, y: An
     ui = ui_colors(theme)
     region = pd.DataFrame([{"gib": capacity, "right": right, "speed": low, "top": high}])
     area = alt.Chart(region).mark_rect(color=ui["badbg"], opacity=1).encode(
-        x=x, x2="right:Q", y=y, y2="top:Q", tooltip=alt.value(None)
+        x=x, x2=alt.X2("right:Q"), y=y, y2=alt.Y2("top:Q"), tooltip=alt.TooltipValue(None)
     )  # fmt: skip
     line = (
         alt.Chart(region)
         .mark_rule(color=ui["bad"], strokeDash=[4, 3], strokeWidth=1.5)
-        .encode(x=x, tooltip=alt.value(None))
+        .encode(x=x, tooltip=alt.TooltipValue(None))
     )
     said = pd.DataFrame([{"gib": capacity, "speed": high, "text": t("does not fit"), "color": ui["bad"]}])
     return [area, line, _text(said, x, y, "left", 9, 5)]
@@ -108,7 +115,7 @@ def _dots(dots: pd.DataFrame, x: Any, y: Any, theme: Theme) -> list[Any]:
     line = (
         alt.Chart(front)
         .mark_line(interpolate="step-after", color=ui["primary"], strokeWidth=2)
-        .encode(x=x, y=y, tooltip=alt.value(None))
+        .encode(x=x, y=y, tooltip=alt.TooltipValue(None))
     )
     points = (
         alt.Chart(looks)
@@ -124,9 +131,9 @@ def _dots(dots: pd.DataFrame, x: Any, y: Any, theme: Theme) -> list[Any]:
         .add_params(pick)
     )
     ring = (
-        alt.Chart(dots[dots["is_best"]])
+        alt.Chart(dots[dots["is_pick"]])
         .mark_point(size=190, color=ui["text"], strokeWidth=2, filled=False)
-        .encode(x=x, y=y, tooltip=alt.value(None))
+        .encode(x=x, y=y, tooltip=alt.TooltipValue(None))
     )
     return [line, points, ring]
 
@@ -138,8 +145,8 @@ def _text(table: pd.DataFrame, x: Any, y: Any, align: str, dy: int, dx: int, **m
         .encode(
             x=x,
             y=y,
-            text="text:N",
+            text=alt.Text("text:N"),
             color=alt.Color("color:N", scale=None, legend=None),
-            tooltip=alt.value(None),
+            tooltip=alt.TooltipValue(None),
         )
     )

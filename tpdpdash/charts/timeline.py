@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from tpdpdash.charts.canvas import box_layer, finish, path_layer, text_layer
@@ -18,7 +18,20 @@ from tpdpdash.units import ceil_div
 MAX_MARKS = 2000
 """Bars of one timeline; a longer step is shown in windows."""
 MAX_LANES = 16
-LANE, BAR, BELOW, FLIGHT = 30, 24, 34, 44
+LANE, BAR, LOW_BAR, BELOW, FLIGHT = 30, 24, 14, 34, 44
+
+
+PARTS_OF_BACKWARD = {"input_gradient": "input gradients", "weight_gradient": "weight gradients"}
+"""Kinds of bars that are drawn as backward: what the stage before waits for, and, lower, what can wait."""
+
+
+def phase_of(kind: str) -> str:
+    """The phase whose colour a bar has."""
+    return "backward" if kind in PARTS_OF_BACKWARD else kind
+
+
+def _told(kind: str) -> str:
+    return t(PARTS_OF_BACKWARD[kind]) if kind in PARTS_OF_BACKWARD else phase_label(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +76,6 @@ def timeline(
     window: Window,
     theme: Theme,
     *,
-    lane_names: Sequence[str] = (),
     pipeline_end_s: float,
     in_flight: pd.DataFrame | None = None,
     in_flight_note: str = "",
@@ -80,15 +92,15 @@ def timeline(
     )
     layers = [_bubbles(window, rows, x, height, theme, pipeline_end_s)]
     layers += _bars(window, rows, x, height, theme)
-    layers.append(_lane_names(rows, lane_names, height, theme))
+    layers.append(_lane_names(rows, height, theme))
     if in_flight is not None and len(in_flight):
         layers += _flight_layers(in_flight, window, x, height, theme, in_flight_note, in_flight_name)
     description = t(
         "Timeline of {lanes} pipeline stages: {bars} actions between {start:.3g} s and {end:.3g} s.",
         lanes=len(rows), bars=len(window.bars), start=window.start_s, end=window.end_s,
     )  # fmt: skip
-    chart = finish(layers, height=height, theme=theme, description=description)
-    return chart.properties(padding={"left": 66, "right": 8, "top": 4, "bottom": 4})
+    padding = {"left": 66, "right": 8, "top": 4, "bottom": 4}
+    return finish(layers, height=height, theme=theme, description=description, padding=padding)
 
 
 def _bubbles(window: Window, rows: dict[int, int], x: Any, height: int, theme: Theme, end_s: float) -> Any:
@@ -112,14 +124,15 @@ def _bars(window: Window, rows: dict[int, int], x: Any, height: int, theme: Them
     bars = window.bars
     if not len(bars):
         return []
-    top = bars["lane"].map(rows) * LANE + 2
+    phase, low = bars["kind"].map(phase_of), bars["kind"] == "weight_gradient"
+    top = bars["lane"].map(rows) * LANE + 2 + low * (BAR - LOW_BAR)
     table = pd.DataFrame(
         {
-            "x": bars["start_s"], "x2": bars["end_s"], "y": top, "y2": top + BAR,
-            "fill": bars["kind"].map({kind: color.fill for kind, color in colors.items()}),
+            "x": bars["start_s"], "x2": bars["end_s"], "y": top, "y2": top + np.where(low, LOW_BAR, BAR),
+            "fill": phase.map({kind: color.fill for kind, color in colors.items()}),
             "outline": ui["card"], "text": bars["label"].astype(str),
-            "color": bars["kind"].map({kind: color.on for kind, color in colors.items()}),
-            "stage": bars["lane"], "phase": bars["kind"].map(phase_label),
+            "color": phase.map({kind: color.on for kind, color in colors.items()}),
+            "stage": bars["lane"], "phase": bars["kind"].map(_told),
             "seconds": bars["end_s"] - bars["start_s"],
         }
     )  # fmt: skip
@@ -132,7 +145,7 @@ def _bars(window: Window, rows: dict[int, int], x: Any, height: int, theme: Them
     ]
     span = max(window.end_s - window.start_s, 1e-12)
     labels = table[table["text"] != ""].assign(
-        x=(table["x"] + table["x2"]) / 2, y=top + BAR / 2, share=table["seconds"] / span
+        x=(table["x"] + table["x2"]) / 2, y=(table["y"] + table["y2"]) / 2, share=table["seconds"] / span
     )
     # Bars are parted by a line of the ground, unless they are so narrow that only the lines would be seen.
     typical = float(table["seconds"].median()) / span
@@ -145,9 +158,9 @@ def _bars(window: Window, rows: dict[int, int], x: Any, height: int, theme: Them
     return layers
 
 
-def _lane_names(rows: dict[int, int], names: Sequence[str], height: int, theme: Theme) -> Any:
+def _lane_names(rows: dict[int, int], height: int, theme: Theme) -> Any:
     ui = ui_colors(theme)
-    texts = [names[lane] if lane < len(names) else t("stage {stage}", stage=lane) for lane in rows]
+    texts = [t("stage {stage}", stage=lane) for lane in rows]
     table = pd.DataFrame({"y": [row * LANE + 2 + BAR / 2 for row in rows.values()], "text": texts, "color": ui["text"]})
     return left_names(table, height)
 
@@ -183,7 +196,7 @@ def _flight_layers(
     notes = pd.DataFrame([{"x": window.end_s, "y": top - 7, "text": note, "color": ui["muted"]}])
     area = box_layer(table, x=x, height=height, stroke_width=0, tooltip=tips)
     return [
-        area.encode(fillOpacity=alt.value(0.28)),
+        area.encode(fillOpacity=alt.FillOpacityValue(0.28)),
         path_layer(pd.DataFrame(corners), x=x, height=height, strokeWidth=1.5),
         left_names(names, height),
         text_layer(notes, x=x, height=height, align="right", baseline="middle"),

@@ -65,7 +65,18 @@ def catalogue_device(name: str) -> DeviceSpec:
     figures = {key: value for key, value in table.items() if key not in _NOT_FIGURES}
     sources = dict.fromkeys(figures, document) | table["sources"]
     constants, constant_sources = software_constants(table["constants"])
-    return device_spec(name, figures | constants, sources | constant_sources, is_cpu=bool(table.get("is_cpu", False)))
+    return device_spec(
+        name,
+        figures | constants,
+        sources | constant_sources,
+        is_cpu=bool(table.get("is_cpu", False)),
+        architecture=architecture(table["constants"]),
+    )
+
+
+def architecture(constants: str) -> str:
+    """The family that a table of constants is of: hopper-pcie is a hopper."""
+    return constants.partition("-")[0]
 
 
 def software_constants(name: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -84,11 +95,6 @@ def catalogue_link(name: str) -> LinkSpec:
     table = dict(_catalogue()["links"][name])
     sources, title, kind = (table.pop(key) for key in ("sources", "name", "kind"))
     return link_spec(title, table, sources, kind)
-
-
-def cpu_device() -> DeviceSpec:
-    """One CPU rank on one core, with assumed figures."""
-    return catalogue_device(CPU)
 
 
 # ----------------------------------------------------------------------------------------------- finding a device

@@ -23,7 +23,11 @@ SIZE_LIMITS: Limits = {
     "nodes": (1, MAX_NODES),
     "devices_per_node": (1, MAX_DEVICES_PER_NODE),
     "price_per_device_hour": (0, 1_000_000),
+    "failures_per_device_day": (0, 1_000),
+    "restart_s": (0, 864_000),
 }
+RATES = ("price_per_device_hour", "failures_per_device_day", "restart_s")
+"""Keys that are taken over as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,10 @@ class ClusterTable:
     """A table of LinkFigures."""
     price_per_device_hour: float | None = None
     """Dollars."""
+    failures_per_device_day: float = 0.0
+    """Failures that stop the job."""
+    restart_s: float = 0.0
+    """Seconds from a failure to the next step."""
 
 
 def cluster_from_fields(fields: Table, detect: Callable[[], Detection]) -> Read:
@@ -66,7 +74,7 @@ def cluster_from_fields(fields: Table, detect: Callable[[], Detection]) -> Read:
             notices += about_links
     if faults or cluster is None:
         return None, faults, notices
-    return replace(cluster, price_per_device_hour=values.get("price_per_device_hour")), [], notices
+    return replace(cluster, **{name: values[name] for name in RATES if name in values}), [], notices
 
 
 def _even_nodes(fields: Table) -> tuple[Table, list[Fault]]:
@@ -179,6 +187,5 @@ def cluster_to_fields(cluster: ClusterSpec) -> dict[str, object]:
         "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
     }
-    if cluster.price_per_device_hour is not None:
-        fields["price_per_device_hour"] = cluster.price_per_device_hour
+    fields |= {name: value for name in RATES if (value := getattr(cluster, name))}
     return fields | ({"links": dict(cluster.asked_links)} if cluster.asked_links else {})

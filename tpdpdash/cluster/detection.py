@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpdpdash.cluster.measured import MeasuredFile
 from tpdpdash.faults import Fault
 
 
@@ -107,6 +108,10 @@ class Detection:
     """CUDA_VISIBLE_DEVICES as it is set; None when it is not."""
     num_visible: int = 0
     """Devices that CUDA would show to a process here."""
+    measured: MeasuredFile | None = None
+    """What `tpdpdash calibrate` has measured."""
+    measured_faults: tuple[Fault, ...] = ()
+    """Why the file of it cannot be used."""
 
     @property
     def healthy(self) -> tuple[DetectedDevice, ...]:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from tpdpdash.cluster.spec import DeviceSpec, FigureKind, FigureSource, LinkKind, LinkSpec
 from tpdpdash.fields import Limits
-from tpdpdash.units import BITS_PER_BYTE, GB, GIB, MICROSECOND, TERA
+from tpdpdash.units import BITS_PER_BYTE, GB, GIB, MIB, MICROSECOND, TERA
 
-PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "fp4")
+PRECISIONS = ("fp32", "fp32_simt", "bf16", "fp16", "fp8", "fp4")
 
 # Longest first: memory_gb_per_s ends in _gb_per_s before it could end in anything shorter.
 _SUFFIXES: tuple[tuple[str, str, float], ...] = (
     ("_gbit_per_s", "_bytes_per_s", GB / BITS_PER_BYTE),
     ("_gb_per_s", "_bytes_per_s", GB),
     ("_gib", "_bytes", GIB),
+    ("_mib", "_bytes", MIB),
     ("_gb", "_bytes", GB),
     ("_us", "_s", MICROSECOND),
 )
@@ -42,6 +44,8 @@ class DeviceFigures:
     """Peak memory bandwidth."""
     peak_fp32_tflops: float | None = None
     """Dense TF32 (or fp32) peak."""
+    peak_fp32_simt_tflops: float | None = None
+    """Peak of products in full fp32, where the fp32 peak is TF32's."""
     peak_bf16_tflops: float | None = None
     """Dense bf16 peak."""
     peak_fp16_tflops: float | None = None
@@ -56,14 +60,26 @@ class DeviceFigures:
     """Share of the peak that a large GEMM reaches."""
     gemm_half_k: float | None = None
     """Inner size at which a GEMM reaches half its cap."""
+    gemm_half_area: float | None = None
+    """Output elements at which a GEMM reaches half of that."""
     attention_efficiency: float | None = None
     """Share of the peak that fused attention reaches forward."""
+    portable_attention_efficiency: float | None = None
+    """The same of fused attention that was written for an older device."""
     memory_efficiency: float | None = None
     """Share of the memory bandwidth that element-wise operators reach."""
     launch_us: float | None = None
     """Host time of one kernel launch."""
     overhead_gib: float | None = None
-    """Context, workspace and allocator slack of one rank."""
+    """Context and allocator slack of one rank."""
+    communicator_gib: float | None = None
+    """Buffers of one NCCL communicator."""
+    host_gb_per_s: float | None = None
+    """What copies to and from host memory reach, one direction."""
+    cublas_workspace_mib: float | None = None
+    """Workspace of one of torch's cuBLAS handles."""
+    te_workspace_mib: float | None = None
+    """Workspace of one stream of Transformer Engine's GEMMs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +90,8 @@ class LinkFigures:
     """Inside a node or NVLink domain."""
     scale_up_latency_us: float | None = None
     """One hop of a small message inside a domain."""
+    scale_up_message_us: float | None = None
+    """What a collective takes besides its hops and bytes."""
     scale_up_efficiency: float | None = None
     """Share of the bandwidth that large collectives reach inside a domain."""
     scale_up_domain_size: int | None = None
@@ -93,15 +111,20 @@ DEVICE_LIMITS: Limits = {
     "memory_gb_per_s": (0.1, 10_000_000),
     **{f"peak_{precision}_tflops": (1e-4, 10_000_000) for precision in PRECISIONS},
     "power_w": (0.1, 1_000_000),
-    **dict.fromkeys(("gemm_efficiency", "attention_efficiency", "memory_efficiency"), (0.01, 1.0)),
+    **dict.fromkeys(
+        ("gemm_efficiency", "attention_efficiency", "portable_attention_efficiency", "memory_efficiency"), (0.01, 1.0)
+    ),
     "gemm_half_k": (0, 1_000_000),
+    "gemm_half_area": (0, 1_000_000_000),
     "launch_us": (0, 1_000_000),
-    "overhead_gib": (0, 10_000),
+    **dict.fromkeys(("overhead_gib", "communicator_gib"), (0, 10_000)),
+    "host_gb_per_s": (1e-3, 1_000_000),
+    **dict.fromkeys(("cublas_workspace_mib", "te_workspace_mib"), (0, 100_000)),
 }
 LINK_LIMITS: Limits = {
     **dict.fromkeys(("scale_up_gb_per_s", "network_gb_per_s"), (0, 1_000_000)),
     "network_gbit_per_s": (0, 10_000_000),
-    **dict.fromkeys(("scale_up_latency_us", "network_latency_us"), (0, 10_000_000)),
+    **dict.fromkeys(("scale_up_latency_us", "scale_up_message_us", "network_latency_us"), (0, 10_000_000)),
     **dict.fromkeys(("scale_up_efficiency", "network_efficiency"), (0.01, 1.0)),
     "scale_up_domain_size": (1, 1_000_000),
 }
@@ -123,16 +146,19 @@ def human(key: str, value: float) -> float:
 def figure_source(text: str) -> FigureSource:
     """ "datasheet: V100 datasheet" as a FigureSource."""
     kind, separator, source = text.partition(": ")
-    kinds: dict[str, FigureKind] = {
-        "datasheet": "datasheet", "fitted": "fitted", "assumed": "assumed", "detected": "detected", "given": "given"
-    }  # fmt: skip
+    kinds: dict[str, FigureKind] = {kind: kind for kind in get_args(FigureKind)}
     if not separator or kind not in kinds:
         raise ValueError(f"a figure's source must read 'kind: text' with kind one of {sorted(kinds)}, not {text!r}")
     return FigureSource(kind=kinds[kind], source=source)
 
 
 def device_spec(
-    name: str, figures: Mapping[str, float], sources: Mapping[str, str], *, is_cpu: bool = False
+    name: str,
+    figures: Mapping[str, float],
+    sources: Mapping[str, str],
+    *,
+    is_cpu: bool = False,
+    architecture: str = "",
 ) -> DeviceSpec:
     """A DeviceSpec from figures in human units and the source text of each; every field must have its figure."""
     values: dict[str, float] = {}
@@ -151,7 +177,9 @@ def device_spec(
     main = next((p for p in ("bf16", "fp16", "fp32") if p in peaks), None)
     if main is not None:
         origin["peak_flops_per_s"] = origin[f"peak_flops_per_s.{main}"]
-    return DeviceSpec(name=name, is_cpu=is_cpu, peak_flops_per_s=peaks, sources=origin, **values)
+    return DeviceSpec(
+        name=name, is_cpu=is_cpu, architecture=architecture, peak_flops_per_s=peaks, sources=origin, **values
+    )
 
 
 def link_spec(

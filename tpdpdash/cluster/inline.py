@@ -104,7 +104,7 @@ def _changed(base: DeviceSpec, figures: Mapping[str, float], name: str) -> Devic
     if "usable_bytes" not in given and "memory_bytes" in given:
         usable = changed.memory_bytes * base.usable_bytes / base.memory_bytes
         sources["usable_bytes"] = FigureSource(kind="assumed", source=f"the same share as of {base.name}")
-    return replace(changed, is_cpu=base.is_cpu, usable_bytes=usable, sources=sources)
+    return replace(changed, is_cpu=base.is_cpu, architecture=base.architecture, usable_bytes=usable, sources=sources)
 
 
 # ------------------------------------------------------------------------------------------------------------ links

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpdpdash.cluster.catalogue import (
+    CPU,
     REQUIRED_FIGURES,
     catalogue_device,
     catalogue_link,
-    cpu_device,
     default_cluster,
     device_names,
     devices_by_nvml_name,
 )
 from tpdpdash.cluster.detection import DetectedDevice, Detection, HostMemory
-from tpdpdash.cluster.spec import ClusterSpec, DeviceSpec, FigureSource, LinkSpec
+from tpdpdash.cluster.measured import MeasuredFile, with_measured
+from tpdpdash.cluster.spec import ClusterSpec, DeviceSpec, FigureSource, LinkSpec, RankSpeed
 from tpdpdash.cluster.topology import GENERATIONS, joined_by_nvlink, nvlink_bytes_per_s
 from tpdpdash.faults import Fault, InvalidInputError, range_values
 from tpdpdash.fields import nearest
@@ -48,7 +49,9 @@ def read_local(detection: Detection, *, nodes: int | None = None, devices_per_no
     count = min(detection.num_visible, len(usable))
     if count == 0:
         ranks = devices_per_node or max(detection.host.cores, 1)
-        return LocalCluster(cluster=cpu_cluster(detection.host, ranks=ranks, nodes=nodes or 1))
+        usable_file, notices = _measured(detection, CPU)
+        cluster = cpu_cluster(detection.host, ranks=ranks, nodes=nodes or 1, measured=usable_file)
+        return LocalCluster(cluster=cluster, notices=tuple(notices))
     if devices_per_node is not None and devices_per_node > count:
         values = range_values(devices_per_node, 1, count)
         raise InvalidInputError(
@@ -58,10 +61,24 @@ def read_local(detection: Detection, *, nodes: int | None = None, devices_per_no
     per_node = devices_per_node or count
     cluster = default_cluster(device.name, nodes or 1, per_node)
     link, link_notices = _scale_up(usable, cluster.scale_up)
+    cluster = replace(cluster, device=device, scale_up=link, asked_device="local")
+    file, file_notices = _measured(detection, device.name)
     return LocalCluster(
-        cluster=replace(cluster, device=device, scale_up=link, asked_device="local"),
-        notices=(*notices, *link_notices),
+        cluster=cluster if file is None else with_measured(cluster, file),
+        notices=(*notices, *link_notices, *file_notices),
     )
+
+
+def _measured(detection: Detection, device: str) -> tuple[MeasuredFile | None, list[Fault]]:
+    """The cluster file where it is of this device and machine, and what to say about it."""
+    file, cores = detection.measured, detection.host.cores
+    if file is None:
+        return None, list(detection.measured_faults)
+    values: dict[str, object] = {"date": file.date, "run": file.run, "device": file.device, "cores": file.cores}
+    if (file.device, file.cores) != (device, cores):
+        values |= {"here": device, "here_cores": cores}
+        return None, [Fault(code="measured_elsewhere", field=FIELD, value=device, values=values)]
+    return file, [Fault(code="measured_here", field=FIELD, value=device, values=values)]
 
 
 # ------------------------------------------------------------------------------------------------------------- GPUs
@@ -157,12 +174,14 @@ def _detected(base: LinkSpec, name: str, bytes_per_s: float) -> LinkSpec:
 # -------------------------------------------------------------------------------------------------------------- CPU
 
 
-def cpu_cluster(host: HostMemory, *, ranks: int, nodes: int = 1) -> ClusterSpec:
+def cpu_cluster(host: HostMemory, *, ranks: int, nodes: int = 1, measured: MeasuredFile | None = None) -> ClusterSpec:
     """`ranks` CPU ranks a node over gloo that share this machine's memory and cores, one core a rank at most."""
-    usual = default_cluster("CPU", nodes, ranks)
-    device = cpu_device()
-    share = min(1.0, host.cores / ranks)
-    peaks = {precision: peak * share for precision, peak in device.peak_flops_per_s.items()}
+    usual = default_cluster(CPU, nodes, ranks)
+    speed = _assumed_speed(host.cores, ranks)
+    if measured is not None:
+        usual = with_measured(usual, measured)
+        speed = usual.measured.speed(ranks) if usual.measured else speed
+    device = usual.device
     sources = dict(device.sources)
     memory, usable = device.memory_bytes, device.usable_bytes
     if host.total_bytes is not None:
@@ -170,28 +189,42 @@ def cpu_cluster(host: HostMemory, *, ranks: int, nodes: int = 1) -> ClusterSpec:
         sources |= {"memory_bytes": shared, "usable_bytes": shared}
         memory = host.total_bytes / ranks
         usable = (host.available_bytes if host.available_bytes is not None else host.total_bytes) / ranks
-    shown = replace(
+    shown = replace(device, memory_bytes=memory, usable_bytes=usable, sources=sources)
+    power_w = device.power_w * min(1.0, host.cores / ranks)
+    return replace(usual, device=replace(_at_speed(shown, speed), power_w=power_w), asked_device="local")
+
+
+def _assumed_speed(cores: int, ranks: int) -> RankSpeed:
+    """Of one of `ranks` ranks that share cores, where nothing was measured."""
+    share = min(1.0, cores / ranks)
+    return RankSpeed(ranks=ranks, compute_frac=share, memory_frac=share)
+
+
+def _at_speed(device: DeviceSpec, speed: RankSpeed) -> DeviceSpec:
+    """The device as one of several ranks has it."""
+    return replace(
         device,
-        memory_bytes=memory,
-        usable_bytes=usable,
-        memory_bytes_per_s=device.memory_bytes_per_s * share,
-        peak_flops_per_s=peaks,
-        power_w=device.power_w * share,
-        sources=sources,
+        memory_bytes_per_s=device.memory_bytes_per_s * speed.memory_frac,
+        peak_flops_per_s={name: peak * speed.compute_frac for name, peak in device.peak_flops_per_s.items()},
+        launch_s=device.launch_s / speed.compute_frac,
     )
-    return replace(usual, device=shown, asked_device="local")
 
 
 def with_ranks(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
     """One CPU machine with another number of ranks: they share its memory, and its cores when they are more."""
     before, device = cluster.devices_per_node, cluster.device
-    share, speed = before / ranks, min(1.0, before / ranks)
+    share, slower = before / ranks, _assumed_speed(before, ranks)
+    if cluster.measured is not None:
+        now, then = cluster.measured.speed(ranks), cluster.measured.speed(before)
+        slower = RankSpeed(
+            ranks=ranks,
+            compute_frac=now.compute_frac / then.compute_frac,
+            memory_frac=now.memory_frac / then.memory_frac,
+        )
     shared = replace(
-        device,
+        _at_speed(device, slower),
         memory_bytes=device.memory_bytes * share,
         usable_bytes=device.usable_bytes * share,
-        memory_bytes_per_s=device.memory_bytes_per_s * speed,
-        peak_flops_per_s={precision: peak * speed for precision, peak in device.peak_flops_per_s.items()},
-        power_w=device.power_w * speed,
+        power_w=device.power_w * min(1.0, share),
     )
     return replace(cluster, device=shared, nodes=1, devices_per_node=ranks, scale_up_domain_size=ranks)

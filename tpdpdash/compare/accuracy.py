@@ -1,206 +1,38 @@
-"""The table of docs/accuracy.md: how far each figure that was asked for is reached on published runs.
+"""docs/accuracy.md and the data behind error bars: how far estimates hold on published runs.
 
 python -m tpdpdash.compare.accuracy RUNS.csv MEMORY.csv [--out docs/accuracy.md]
+
+Writes the page, cost/residuals.json (error bars, the screen of accuracy) and compare/targets.json (the same screen).
 """
 
 from __future__ import annotations
 
 import argparse
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 
-from tpdpdash.compare.predict import Prediction
-from tpdpdash.compare.scores import Score, by_key, mean, regret
-from tpdpdash.compare.validate import (
-    COMPLETE,
-    Validation,
-    memory_score,
-    ran_but_does_not_fit,
-    state_score,
-    time_score,
-    validate,
-)
+from tpdpdash.compare import targets
+from tpdpdash.compare.residuals import Coverage, held_out_coverage, residuals_of
+from tpdpdash.compare.score_cells import miss_cells, miss_head, score_cells
+from tpdpdash.compare.scores import Score
+from tpdpdash.compare.targets import Figure, figure_value, figures, figures_text
+from tpdpdash.compare.validate import Validation, validate
+from tpdpdash.cost import residuals as bars
+from tpdpdash.cost.error_bar import COVERED_FRAC
+from tpdpdash.cost.residuals import Residuals, What, residuals_text
 from tpdpdash.text import t
-from tpdpdash.units import format_count, format_difference, format_memory, format_share, format_time
+from tpdpdash.units import format_count, format_share
 
-PEAK_SOURCES = (
-    "simumax-b200",
-    "zero-bubble",
-    "bigscience-tr11",
-    "torchtitan",
-    "nanotron-playbook",
-    "nanotron-old-bench",
-    "mbridge-skills",
-    "megatron-golden",
-)
-"""Sources whose peaks were measured on real runs of a stated layout."""
 WORST_ROWS = 25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One line of the table."""
-
-    what: str
-    """The set of rows and the figure."""
-    value: float | None
-    """Reached; a fraction unless `is_count`. None: no such row."""
-    target: float | None
-    """Asked for; None where nothing is."""
-    n: int
-    """Rows (or sources) behind it."""
-    at_least: bool = False
-    """The target is a lower bound."""
-    is_count: bool = False
-    """A number of rows."""
-    is_plain: bool = False
-    """A plain number, as a correlation is."""
-
-    @property
-    def is_met(self) -> bool | None:
-        """Whether the target is reached; None where there is none, or no figure."""
-        if self.value is None or self.target is None:
-            return None
-        return self.value >= self.target if self.at_least else self.value <= self.target
-
-
-def figures(runs: Validation, memory: Validation) -> list[Figure]:
-    """Every figure of the table."""
-    return [*_korthikanti(runs), *_vtrain(runs), *_simumax(runs), *_overall(runs), *_memory(runs, memory)]
-
-
-# ------------------------------------------------------------------------------------------------------------- time
-
-
-def _korthikanti(runs: Validation) -> list[Figure]:
-    """Korthikanti 2022 (arXiv:2205.05198) table 5, by what is recomputed."""
-    rows = [p for p in of_source(runs, "korthikanti-2022") if p.error is not None]
-    selective = [p for p in rows if p.case.layout.recompute == "selective"]
-    full = [p for p in rows if p.case.layout.recompute == "full"]
-    worst = max((abs(p.error) for p in selective if p.error is not None), default=None)
-    name = t("Korthikanti 2022")
-    return [
-        _of(t("{set}, selective recompute: mean |error|", set=name), time_score(selective), "mean_abs_error", 0.03),
-        Figure(
-            what=t("{set}, selective recompute: largest |error|", set=name), value=worst, target=0.06, n=len(selective)
-        ),
-        _of(t("{set}, full recompute: mean |error|", set=name), time_score(full), "mean_abs_error", 0.02),
-    ]
-
-
-def _vtrain(runs: Validation) -> list[Figure]:
-    """vTrain's runs: over nodes, and in one node by (tp, micro-batch) cells, which hold its independent layer times."""
-    multi, single = of_source(runs, "vtrain-multi"), of_source(runs, "vtrain-single")
-    multi_score = time_score(multi)
-    cells = by_key(single, lambda p: (p.case.layout.tp, p.case.layout.micro_batch_size))
-    per_cell = mean(time_score(cell).mean_abs_error for cell in cells.values())
-    return [
-        _of("vtrain-multi: " + t("median |error|"), multi_score, "median_abs_error", 0.03),
-        _of("vtrain-multi: " + t("mean |error|"), multi_score, "mean_abs_error", 0.08),
-        _rank("vtrain-multi: " + t("rank correlation"), multi_score, 0.98),
-        _regret("vtrain-multi: " + t("regret of the pick"), multi, 0.01),
-        Figure(what="vtrain-single: " + t("mean |error| of the cells"), value=per_cell, target=0.08, n=len(cells)),
-        _rank("vtrain-single: " + t("rank correlation"), time_score(single), 0.97),
-        _regret("vtrain-single: " + t("regret of the pick"), single, 0.03),
-    ]
-
-
-def _simumax(runs: Validation) -> list[Figure]:
-    rows = of_source(runs, "simumax-b200")
-    return [
-        _of("simumax-b200: " + t("median |error| of time"), time_score(rows), "median_abs_error", 0.03),
-        _of("simumax-b200: " + t("median |error| of peak memory"), memory_score(rows), "median_abs_error", 0.01),
-    ]
-
-
-def _overall(runs: Validation) -> list[Figure]:
-    """All sources alike, and mixtures of experts alone."""
-    complete = [p for p in runs.predictions if p.case.complete == COMPLETE]
-    experts = [p for p in runs.predictions if p.case.model.is_moe]
-    complete_experts = [p for p in complete if p.case.model.is_moe]
-    return [
-        _mean_of_sources(t("complete rows: mean of the sources' median |error|"), complete, time_score, 0.05),
-        _mean_of_sources(t("all rows: mean of the sources' median |error|"), runs.predictions, time_score, None),
-        _of(t("mixtures of experts: median |error|"), time_score(experts), "median_abs_error", 0.10),
-        _of(
-            t("mixtures of experts, complete rows: median |error|"),
-            time_score(complete_experts),
-            "median_abs_error",
-            0.10,
-        ),
-    ]
-
-
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
-def _memory(runs: Validation, memory: Validation) -> list[Figure]:
-    """Measured peaks, what is called too large, and states."""
-    rows = [p for p in memory.predictions if p.case.source in PEAK_SOURCES]
-    refused = sum(map(ran_but_does_not_fit, (*runs.predictions, *memory.predictions)))
-    states = [p for p in memory.predictions if p.case.measured_state_bytes and p.case.is_measured]
-    return [
-        _mean_of_sources(t("peak memory: mean of the sources' median |error|"), rows, memory_score, 0.04),
-        Figure(
-            what=t("rows that ran and are called too large"),
-            value=refused,
-            target=0,
-            n=len(runs.predictions) + len(memory.predictions),
-            is_count=True,
-        ),
-        _of(t("state bytes: median |error|"), state_score(states), "median_abs_error", 0.005),
-        *(
-            _of(
-                t("state bytes, {source}: median |error|", source=source), state_score(group), "median_abs_error", 0.005
-            )
-            for source, group in by_key(states, lambda p: p.case.source).items()
-        ),
-    ]
-
-
-# --------------------------------------------------------------------------------------------------------- one line
-
-
-def of_source(found: Validation, source: str) -> list[Prediction]:
-    """The predictions of one source."""
-    return [p for p in found.predictions if p.case.source == source]
-
-
-def _of(what: str, score: Score, name: str, target: float | None) -> Figure:
-    return Figure(what=what, value=getattr(score, name), target=target, n=score.n)
-
-
-def _rank(what: str, score: Score, target: float) -> Figure:
-    return Figure(what=what, value=score.spearman, target=target, n=score.n, at_least=True, is_plain=True)
-
-
-def _mean_of_sources(
-    what: str, rows: Iterable[Prediction], scored: Callable[[list[Prediction]], Score], target: float | None
-) -> Figure:
-    scores = [scored(group) for group in by_key(rows, lambda p: p.case.source).values()]
-    medians = [each.median_abs_error for each in scores if each.n]
-    return Figure(what=what, value=mean(medians), target=target, n=len(medians))
-
-
-def _regret(what: str, rows: Sequence[Prediction], target: float) -> Figure:
-    """Mean regret over the choices that a planner has: the same model, devices and batch, several layouts."""
-    timed = [p for p in rows if p.step_s is not None and p.case.measured_step_s is not None]
-    choices = by_key(timed, lambda p: (p.case.model, p.case.layout.world_size, p.case.training.global_batch_size))
-    lost = [
-        regret([p.step_s or 0.0 for p in group], [p.case.measured_step_s or 0.0 for p in group])
-        for group in choices.values()
-        if len(group) > 1
-    ]
-    return Figure(what=what, value=mean(lost), target=target, n=len(lost))
-
+QUANTITIES: dict[str, What] = {"step time": "time", "peak memory": "memory"}
 
 # ------------------------------------------------------------------------------------------------------------- page
 
 
-def page(runs: Validation, memory: Validation, commit: str, date: str) -> str:
+def page(runs: Validation, memory: Validation, found: Residuals) -> str:
     """docs/accuracy.md."""
     lines = [
         f"# {t('Accuracy')}",
@@ -209,11 +41,15 @@ def page(runs: Validation, memory: Validation, commit: str, date: str) -> str:
             "How near the estimates come to published measurements. Made on {date} at commit {commit} by "
             "`python -m tpdpdash.compare.accuracy RUNS.csv MEMORY.csv`; not to be edited by hand. Errors are predicted "
             "/ measured − 1. `tpdpdash validate FILE.csv` does the same with runs of your own.",
-            date=date,
-            commit=commit,
+            date=found.date,
+            commit=found.commit,
         ),
         "",
         *_markdown([t("figure"), t("reached"), t("asked"), "", "n"], [_figure_row(f) for f in figures(runs, memory)]),
+        "",
+        f"## {t('Error bars')}",
+        "",
+        *_coverage(found),
         "",
         f"## {t('Step time by source')}",
         "",
@@ -233,48 +69,39 @@ def page(runs: Validation, memory: Validation, commit: str, date: str) -> str:
     return "\n".join(lines)
 
 
+def _coverage(found: Residuals) -> list[str]:
+    """How many runs of each source lie within bars that were made from all other sources."""
+    head = ["", t("runs"), t("sources"), t("within their bar"), t("mean of the sources"), t("mean half-width")]
+    rows = [_coverage_row(name, held_out_coverage(found.of(what))) for name, what in QUANTITIES.items()]
+    told = t(
+        "A bar is meant to hold {share} of the runs of a source that nobody has seen: a quantile of "
+        "|measured / estimate − 1| over the nearest kind of run, sources weighing the same; runs "
+        "that do not say how many tokens a microbatch has make none. Each source in turn against "
+        "the bars that all *other* sources make:",
+        share=format_share(COVERED_FRAC),
+    )
+    return [told, "", *_markdown(head, rows)]
+
+
+def _coverage_row(name: str, found: Coverage) -> list[str]:
+    shares = map(format_share, (found.rows_frac, found.sources_frac, found.width_frac))
+    return [t(name), format_count(found.rows), format_count(found.sources), *shares]
+
+
 def _figure_row(figure: Figure) -> list[str]:
     sign = "≥" if figure.at_least else "≤"
-    target = "" if figure.target is None else f"{sign} {_number(figure, figure.target)}"
+    target = "" if figure.target is None else f"{sign} {figure_value(figure, figure.target)}"
     met = {True: t("met"), False: t("missed"), None: ""}[figure.is_met]
-    return [figure.what, "" if figure.value is None else _number(figure, figure.value), target, met, str(figure.n)]
-
-
-def _number(figure: Figure, value: float) -> str:
-    if figure.is_count:
-        return format_count(value)
-    return f"{value:.3f}" if figure.is_plain else format_share(value)
+    return [figure.what, figure_value(figure, figure.value), target, met, str(figure.n)]
 
 
 def _by_source(scores: dict[str, Score]) -> list[str]:
     head = [t("source"), "n", t("median |error|"), t("mean |error|"), t("bias"), t("rank correlation")]
-    rows = [
-        [
-            source,
-            str(each.n),
-            format_share(each.median_abs_error),
-            format_share(each.mean_abs_error),
-            format_difference(each.bias),
-            "" if each.spearman is None else f"{each.spearman:.3f}",
-        ]
-        for source, each in scores.items()
-        if each.n
-    ]
-    return _markdown(head, rows)
+    return _markdown(head, [score_cells(source, each) for source, each in scores.items() if each.n])
 
 
 def _worst(found: Validation) -> list[str]:
-    is_memory = found.kind == "memory"
-    head = [t("row"), t("source"), t("model"), t("layout"), t("predicted"), t("measured"), t("error")]
-    rows = []
-    for p in found.worst(WORST_ROWS):
-        if is_memory:
-            shown = [format_memory(p.peak_bytes), format_memory(p.case.measured_peak_bytes)]
-        else:
-            shown = [format_time(p.step_s), format_time(p.case.measured_step_s)]
-        facts = [str(p.case.row), p.case.source_id, p.case.model.name, p.case.layout.layout_id]
-        rows.append([*facts, *shown, format_difference(p.memory_error if is_memory else p.error)])
-    return _markdown(head, rows)
+    return _markdown(miss_head(t("row")), map(miss_cells, found.worst(WORST_ROWS)))
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -289,14 +116,21 @@ def current_commit() -> str:
 
 
 def main() -> None:
-    """Read both tables, write the page."""
+    """Read both tables, write the page and the packaged data."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
     parser.add_argument("memory", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/accuracy.md"))
     asked = parser.parse_args()
-    text = page(validate(asked.runs), validate(asked.memory), current_commit(), datetime.now(UTC).date().isoformat())
+    runs, memory = validate(asked.runs), validate(asked.memory)
+    found = residuals_of(runs, memory, date=datetime.now(UTC).date().isoformat(), commit=current_commit())
+    text = page(runs, memory, found)
     asked.out.write_text(text, encoding="utf-8")
+    for room, name, data in (
+        ("cost", bars.FILE, residuals_text(found)),
+        ("compare", targets.FILE, figures_text(figures(runs, memory))),
+    ):
+        Path(str(files(f"tpdpdash.{room}").joinpath(name))).write_text(data, encoding="utf-8")
     print(text)
 
 

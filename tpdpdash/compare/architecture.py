@@ -8,6 +8,7 @@ from tpdpdash.compare.cells import Cells, UnreadableRowError
 from tpdpdash.compare.notes import dense_layers_of, has_flag, is_megatron_command_line, option
 from tpdpdash.layout.frameworks import MEGATRON
 from tpdpdash.model.spec import ModelSpec, Norm
+from tpdpdash.units import ceil_div
 
 T = TypeVar("T")
 MAX_LAYERS, MAX_SIZE, MAX_EXPERTS = 10_000, 10_000_000, 100_000
@@ -17,6 +18,11 @@ FFN_FACTOR = 4
 """Inner width of a plain MLP over the hidden size, where none is stated."""
 VOCAB_SIZE = 51_200
 """GPT-2's vocabulary as Megatron pads it, where none is stated."""
+PADDED_VOCAB, PADDED_TO = "flash-attn training", 8
+"""The training code that pads every vocabulary, and to what: pad_vocab_size_multiple in flash-attention's
+training/configs/model/gpt2.yaml."""
+BIASED_EXPERTS, EVERY_SECOND = "gpt-oss", "llama4-maverick"
+"""Families whose experts have biases, and whose every second layer is dense."""
 MLA_COLUMNS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -30,7 +36,7 @@ def model_of(cells: Cells) -> ModelSpec:
     if not layers or not hidden:
         raise UnreadableRowError("no_architecture", "num_layers" if not layers else "hidden")
     heads, kv_heads, head_dim = _heads(cells, hidden)
-    gated = _or(cells, "gated_ffn", cells.flag("gated_ffn"), True)
+    gated = _or(cells, "gated_ffn", cells.flag("gated_ffn"), _states_width(cells))
     notes = cells.text("notes")
     learned = not gated and kv_heads == heads and option(notes, "position-embedding-type") is None
     biased = learned and not has_flag(notes, "disable-bias-linear") and "no biases" not in notes
@@ -46,18 +52,33 @@ def model_of(cells: Cells) -> ModelSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         ffn_hidden_size=cells.whole("ffn_hidden", MAX_SIZE) or _dense_width(cells, hidden),
-        vocab_size=_or(cells, "vocab", cells.whole("vocab", MAX_SIZE), VOCAB_SIZE),
+        vocab_size=_vocab_size(cells),
         gated_mlp=gated,
         tied_embeddings=_tied(cells, learned),
         position_embedding_size=(cells.whole("seq_len", 100 * MAX_SIZE) or 0) if learned else 0,
         norm=_norm(cells, gated),
         qkv_bias=biased,
         attention_output_bias=biased,
-        mlp_bias=biased,
+        mlp_bias=biased or cells.word("model_family").startswith(BIASED_EXPERTS),
         qk_norm="head" if has_flag(notes, "qk-layernorm") else "none",
         **_experts(cells, hidden),
         **mla,
     )
+
+
+def _vocab_size(cells: Cells) -> int:
+    """Rows of the table as trained, noted where they are not what the row says."""
+    stated = _or(cells, "vocab", cells.whole("vocab", MAX_SIZE), VOCAB_SIZE)
+    if PADDED_VOCAB not in cells.word("framework") or stated % PADDED_TO == 0:
+        return stated
+    cells.infer("vocab")
+    return ceil_div(stated, PADDED_TO) * PADDED_TO
+
+
+def num_experts_of(cells: Cells) -> int:
+    """Routed experts; 0 for a dense model, also where a row says that it has one."""
+    experts = cells.whole("num_experts", MAX_EXPERTS) or 0
+    return experts if experts > 1 else 0
 
 
 def _or(cells: Cells, name: str, stated: T | None, inferred: T) -> T:
@@ -80,9 +101,14 @@ def _heads(cells: Cells, hidden: int) -> tuple[int, int, int]:
     return heads, min(kv_heads, heads), head_dim or max(1, hidden // heads)
 
 
+def _states_width(cells: Cells) -> bool:
+    """Whether the row says how wide its MLPs are. Where it does not, the width of a plain MLP is taken."""
+    return any(cells.whole(name, MAX_SIZE) for name in ("ffn_hidden", "moe_ffn_hidden"))
+
+
 def _dense_width(cells: Cells, hidden: int) -> int:
     """Width of a dense MLP that is not stated. Of no use, and not noted, where every layer has experts."""
-    if not (cells.whole("num_experts", MAX_EXPERTS) or 0) > 1:
+    if not num_experts_of(cells):
         cells.infer("ffn_hidden")
     return FFN_FACTOR * hidden
 
@@ -104,8 +130,8 @@ def _norm(cells: Cells, gated: bool) -> Norm:
 
 def _experts(cells: Cells, hidden: int) -> dict[str, Any]:
     """Routed and shared experts; empty for a dense model."""
-    experts = cells.whole("num_experts", MAX_EXPERTS) or 0
-    if experts < 2:
+    experts = num_experts_of(cells)
+    if not experts:
         return {}
     width = cells.whole("moe_ffn_hidden", MAX_SIZE)
     width = width or _or(cells, "moe_ffn_hidden", cells.whole("ffn_hidden", MAX_SIZE), FFN_FACTOR * hidden)
@@ -116,6 +142,7 @@ def _experts(cells: Cells, hidden: int) -> dict[str, Any]:
         "moe_ffn_hidden_size": width,
         "shared_expert_ffn_hidden_size": _shared_width(cells, width),
         "first_k_dense_layers": first,
+        "moe_layer_interval": 2 if cells.word("model_family").startswith(EVERY_SECOND) else 1,
         "dense_layers": dense_layers_of(cells.text("notes")),
     }
 

@@ -10,10 +10,12 @@ from typing import Literal
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.compare.architecture import model_of
 from tpdpdash.compare.cells import Cells, UnreadableRowError
-from tpdpdash.compare.conditions import cluster_of, training_of
+from tpdpdash.compare.conditions import cluster_of, framework_of, training_of
 from tpdpdash.compare.degrees import Degrees, degrees_of, layout_of
+from tpdpdash.compare.notes import has_flag, is_megatron_command_line, option
 from tpdpdash.compare.table import OVERFLOW, Row
 from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.prediction import trained_model
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 from tpdpdash.units import GIB
@@ -26,6 +28,23 @@ USUAL_DEVICES_PER_NODE = 8
 """For HSDP on unknown hardware."""
 STATE_COLUMNS = ("weights_gib", "grads_gib", "optimizer_gib", "weights_optimizer_gib")
 _RELEASES = re.compile(r"^(mbridge|dgxc)-v?\d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Libraries:
+    """What a command line says of the libraries that hold workspaces."""
+
+    is_local: bool = False
+    """Megatron's own layers instead of Transformer Engine's."""
+    groups_experts: bool = True
+    """Products of experts are grouped."""
+    gathers_tokens: bool = False
+    """Tokens reach their experts by an all-gather, Megatron's default dispatcher."""
+    keeps_dummies: bool = True
+    """Transformer Engine keeps what it hands autograd for gradients that are added already: since April 2025
+    (https://github.com/NVIDIA/TransformerEngine/pull/1651), after the containers of NeMo's published runs."""
+    is_megatron_lm: bool = False
+    """Megatron-LM's own loop, which reads memory while the update's fp32 gradients are still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +85,8 @@ class Case:
     """What the peak counts."""
     rank_view: RankView
     """Which rank's memory was read."""
+    libraries: Libraries
+    """What its command line says of the libraries in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +96,7 @@ class Skipped:
     row: int
     """Data row, from 0."""
     reason: str
-    """Code: ragged_row, bad_value, no_architecture, unknown_precision."""
+    """Code: ragged_row, bad_value, no_architecture."""
     column: str = ""
     """The column at fault."""
     value: str = ""
@@ -108,6 +129,7 @@ def read_case(number: int, row: Row) -> Case:
     degrees = degrees_of(cells)
     cluster = cluster_of(cells, degrees.num_devices)
     training = training_of(cells, degrees.global_batch_size)
+    model = trained_model(model, training)
     per_node = cluster.devices_per_node if cluster else USUAL_DEVICES_PER_NODE
     layout = layout_of(cells, degrees, model, training, per_node)
     source_id = cells.text("source_id")
@@ -130,6 +152,7 @@ def read_case(number: int, row: Row) -> Case:
         measured_activation_bytes=_bytes(cells, "activations_gib"),
         peak_scope=_scope(cells),
         rank_view=_view(cells),
+        libraries=_libraries(cells.text("notes"), cells.word("framework")),
         inferred=tuple(cells.inferred),
     )
 
@@ -152,16 +175,29 @@ def _bytes(cells: Cells, column: str) -> float | None:
 
 
 def _scope(cells: Cells) -> PeakScope:
-    """What was read. A peak without a word is torch's allocated peak, which training logs print."""
+    """What was read. A peak without a word is torch's allocated peak, which training logs print; nanotron's benchmarks
+    print the reserved one."""
     stated = cells.word("peak_scope")
     for scope in SCOPES:
         if stated == scope:
             return scope
     if cells.text("peak_mem_gib_per_gpu") or cells.text("peak_gib"):
         cells.infer("peak_scope")
-    return "allocated"
+    return "reserved" if framework_of(cells) == "nanotron" else "allocated"
 
 
 def _view(cells: Cells) -> RankView:
     stated = cells.word("rank_view")
     return next((view for view in VIEWS if stated == view), "max")
+
+
+def _libraries(notes: str, framework: str) -> Libraries:
+    """Megatron's flags where the notes list them; else what frameworks do by default, and in NeMo's time."""
+    return Libraries(
+        is_local=option(notes, "transformer-impl") == "local",
+        groups_experts=has_flag(notes, "moe-grouped-gemm") or not is_megatron_command_line(notes),
+        gathers_tokens=is_megatron_command_line(notes)
+        and option(notes, "moe-token-dispatcher-type") in (None, "allgather"),
+        keeps_dummies="nemo" not in framework,
+        is_megatron_lm=is_megatron_command_line(notes),
+    )

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from tpdpdash.compare.table import Row
+
+NOT_STATED = frozenset(
+    ("n/a", "n.a.", "na", "#n/a", "nan", "null", "nil", "?", "-", "\u2013", "\u2014", "unknown", "not stated")
+)
+"""What people and their tools write into a cell that says nothing."""
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+"""Thousands set apart by commas."""
 
 
 class UnreadableRowError(ValueError):
@@ -26,8 +34,9 @@ class Cells:
     """Fields that the row does not state, or contradicts."""
 
     def text(self, column: str) -> str:
-        """The cell; empty where the column is missing."""
-        return self.row.get(column, "")
+        """The cell; empty where the column is missing, or says that it says nothing."""
+        cell = self.row.get(column, "")
+        return "" if cell.lower() in NOT_STATED else cell
 
     def word(self, column: str) -> str:
         """The cell in lower case."""
@@ -36,10 +45,10 @@ class Cells:
     def number(self, column: str, low: float = 0.0, high: float = 1e18) -> float | None:
         """A finite number in [low, high]; None where the cell is empty. Raises UnreadableRowError: anything else."""
         cell = self.text(column)
-        if not cell:
+        if cell.lower() in ("", "none"):
             return None
         try:
-            value = float(cell)
+            value = float(cell.replace(",", "") if _GROUPED.fullmatch(cell) else cell)
         except ValueError:
             raise UnreadableRowError("bad_value", column, cell) from None
         if not (math.isfinite(value) and low <= value <= high):
@@ -62,13 +71,13 @@ class Cells:
     def flag(self, column: str) -> bool | None:
         """True, false, or None where the cell is empty."""
         cell = self.word(column)
-        if cell in ("1", "1.0", "true", "yes"):
+        if cell in ("1", "1.0", "true", "yes", "on"):
             return True
-        if cell in ("0", "0.0", "false", "no"):
+        if cell in ("0", "0.0", "false", "no", "off"):
             return False
-        if cell:
-            raise UnreadableRowError("bad_value", column, self.text(column))
-        return None
+        if cell in ("", "none"):
+            return None
+        raise UnreadableRowError("bad_value", column, self.text(column))
 
     def infer(self, name: str) -> None:
         """Note that a field was inferred, once."""

@@ -7,35 +7,49 @@ from functools import cache
 from tpdpdash.cluster.catalogue import default_cluster
 from tpdpdash.cluster.inline import with_links
 from tpdpdash.cluster.spec import ClusterSpec
-from tpdpdash.compare.cells import Cells, UnreadableRowError
-from tpdpdash.compare.notes import is_megatron_command_line, network_gbit_per_device, option
+from tpdpdash.compare.cell_words import PRECISIONS, precision_of, zero_stage_of
+from tpdpdash.compare.cells import Cells
+from tpdpdash.compare.notes import (
+    has_flag,
+    is_deepseek_recipe,
+    is_megatron_command_line,
+    network_gbit_per_device,
+    option,
+)
+from tpdpdash.compare.recipes import (
+    cuda_graphs_of,
+    dispatcher_of,
+    expert_load_cv_of,
+    mtp_layers_of,
+    recompute_modules_of,
+    runs_fp8_attention,
+)
 from tpdpdash.faults import InvalidInputError
-from tpdpdash.layout.frameworks import MEGATRON
-from tpdpdash.training import FRAMEWORKS, Attention, GradientDtype, Optimizer, Precision, Training
+from tpdpdash.layout.frameworks import MEGATRON, framework_by_words
+from tpdpdash.training import (
+    FRAMEWORKS,
+    Attention,
+    GradientDtype,
+    Optimizer,
+    Precision,
+    StateDtype,
+    Trainable,
+    Training,
+)
 from tpdpdash.units import ceil_div
 
 MAX_DEVICES, MAX_PER_NODE, MAX_SEQUENCE, MAX_BATCH = 10_000_000, 4096, 100_000_000, 100_000_000
 SEQ_LEN = 2048
 """Tokens of a sequence where none is stated: GPT-3's."""
+FINE_TUNING = ("sft", "lora")
+SQUAD_TOKENS = 256
+"""Tokens of a question of SQuAD with its paragraph. Assumed: paragraphs have some 140 words (arXiv:1606.05250)."""
 DROPOUT = 0.1
 """Megatron's default for hidden and attention dropout, with which its runs of 2021-23 and its own tests train."""
 BEFORE_FLASH = ("megatron-2022", "megatron-deepspeed")
 """Forks that never had fused attention."""
 NVIDIA_RECIPES = ("nemo", "megatron-bridge")
 """Words in the framework's name."""
-PRECISIONS: dict[str, Precision] = {
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp16": "fp16",
-    "float16": "fp16",
-    "fp32": "fp32",
-    "tf32": "fp32",
-    "float32": "fp32",
-    "fp8": "fp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-}
 OPTIMIZERS: dict[str, Optimizer] = {"muon": "muon", "sgd": "sgd", "lion": "lion", "adam8bit": "adam8bit"}
 
 
@@ -66,13 +80,17 @@ def _cluster(hardware: str, num_devices: int, per_node: int, note: str) -> Clust
 
 
 def framework_of(cells: Cells) -> str:
-    """The framework family as stated; FSDP for an unknown one that shards weights, else Megatron-Core."""
-    family = cells.word("framework_family") or cells.word("framework")
+    """The framework family as stated; else by the words of the framework's name; FSDP for an unknown one that shards
+    weights, else Megatron-Core."""
+    name = cells.word("framework")
+    family = cells.word("framework_family") or name
     if family in FRAMEWORKS:
         return family
     cells.infer("framework_family")
-    shards = "fsdp" in cells.word("framework") or cells.word("zero_stage_or_fsdp") in ("3", "fsdp", "hsdp")
-    return "fsdp2" if "fsdp2" in cells.word("framework") else "fsdp1" if shards else "megatron-core"
+    known = framework_by_words(f"{family} {name}")
+    sharding = cells.word("zero_stage_or_fsdp")
+    shards = sharding == "3" or zero_stage_of(sharding) == 3
+    return known or ("fsdp1" if shards else "megatron-core")
 
 
 def training_of(cells: Cells, global_batch_size: int) -> Training:
@@ -83,29 +101,70 @@ def training_of(cells: Cells, global_batch_size: int) -> Training:
     if not seq_len:
         cells.infer("seq_len")
     attention = _attention(cells, framework)
+    trainable = _trainable(cells)
     return Training(
         seq_len=seq_len or SEQ_LEN,
+        packed_seq_len=_packed_seq_len(cells, framework, seq_len or SEQ_LEN),
         global_batch_size=global_batch_size,
         precision=precision,
         gradient_dtype=_gradient_dtype(cells, framework, precision),
         fp8_recipe=_recipe(cells),  # type: ignore[arg-type]
         optimizer=_optimizer(cells),
+        optimizer_states=_optimizer_states(cells),
         framework=framework,
         attention=attention,
         compiled=cells.flag("compiled") is not False,
         dropout=_dropout(cells, framework, attention),
-        trainable="lora" if cells.word("task") == "lora" else "all",
+        cuda_graphs=cuda_graphs_of(cells),
+        mtp_num_layers=mtp_layers_of(cells),
+        expert_dispatcher=dispatcher_of(cells),
+        fp8_attention=runs_fp8_attention(cells),
+        fp8_dispatch=precision == "fp8" and is_deepseek_recipe(cells.text("notes")),
+        deterministic=has_flag(cells.text("notes"), "deterministic-mode"),
+        launch_blocking="CUDA_LAUNCH_BLOCKING=1" in cells.text("interconnect_note"),
+        fused_accumulation=not has_flag(cells.text("notes"), "no-gradient-accumulation-fusion"),
+        expert_load_cv=expert_load_cv_of(cells),
+        recompute_modules=recompute_modules_of(cells),
+        fp8_activation_inputs=precision == "fp8" and is_deepseek_recipe(cells.text("notes")),
+        trainable=trainable,
+        lora_targets=_lora_targets(cells, framework) if trainable == "lora" else (),
     )
 
 
+def _packed_seq_len(cells: Cells, framework: str, seq_len: int) -> int | None:
+    """NVIDIA's benchmark recipes for fine-tuning pack SQuAD's short sequences (packed_sequence = performance_mode in
+    NeMo's recipes, packed_sequence_specs in Megatron-Bridge's)."""
+    if cells.word("task") not in FINE_TUNING or not is_nvidia_recipe(cells, framework):
+        return None
+    cells.infer("packed_seq_len")
+    return min(SQUAD_TOKENS, seq_len)
+
+
+def _trainable(cells: Cells) -> Trainable:
+    """Adapters where the task says so; where only the model's name does, that is an inference."""
+    if cells.word("task") == "lora":
+        return "lora"
+    if "lora" in cells.word("model_name").split():
+        cells.infer("task")
+        return "lora"
+    return "all"
+
+
+def _lora_targets(cells: Cells, framework: str) -> tuple[str, ...]:
+    """Queries, keys and values alone in NVIDIA's benchmark recipes (peft.target_modules = ["linear_qkv"]), whose rows
+    state their task; elsewhere all linear layers, Megatron-Bridge's default."""
+    if not is_nvidia_recipe(cells, framework) or "task" in cells.inferred:
+        return ()
+    cells.infer("lora_targets")
+    return ("linear_qkv",)
+
+
 def _precision(cells: Cells) -> Precision:
+    """As stated; noted where other words stand beside it, or none that is known."""
     cell = cells.word("precision")
-    if cell in PRECISIONS:
-        return PRECISIONS[cell]
-    if cell:
-        raise UnreadableRowError("unknown_precision", "precision", cell)
-    cells.infer("precision")
-    return "bf16"
+    if cell not in PRECISIONS:
+        cells.infer("precision")
+    return precision_of(cell) or "bf16"
 
 
 def _optimizer(cells: Cells) -> Optimizer:
@@ -114,6 +173,17 @@ def _optimizer(cells: Cells) -> Optimizer:
     if "8-bit optimizer" in notes and "section" not in notes:
         return "adam8bit"
     return OPTIMIZERS.get(option(notes, "optimizer") or "", "adamw")
+
+
+def _optimizer_states(cells: Cells) -> StateDtype:
+    """16-bit moments where the notes say so, and in NeMo AutoModel, whose recipes load 16-bit weights and hand them to
+    torch's optimizer; fp32 elsewhere."""
+    if "bf16 Adam moments" in cells.text("notes"):
+        return "bf16"
+    if "automodel" in cells.word("framework"):
+        cells.infer("optimizer_states")
+        return "bf16"
+    return "fp32"
 
 
 def _attention(cells: Cells, framework: str) -> Attention:
@@ -146,19 +216,24 @@ def _dropout(cells: Cells, framework: str, attention: Attention) -> float:
 
 
 def _gradient_dtype(cells: Cells, framework: str, precision: Precision) -> GradientDtype:
-    """As stated; 16-bit gradients are fp16 training's under DeepSpeed, InternEvo's, and those of NVIDIA's benchmark
-    recipes (NeMo, Megatron-Bridge: grad_reduce_in_fp32 = false, to which two printed state sizes agree within 1 %);
-    fp32 otherwise."""
+    """As stated; 16-bit gradients are those of fp16 training under Megatron, which turns fp32 on for bf16 alone, and
+    DeepSpeed, InternEvo's, and those of NVIDIA's benchmark recipes (NeMo, Megatron-Bridge: grad_reduce_in_fp32 = false,
+    to which two printed state sizes agree within 1 %); fp32 otherwise."""
     stated = cells.word("gradient_dtype")
     for dtype in ("fp32", "bf16", "fp16"):
         if stated == dtype:
             return dtype
     if framework == "internevo":
         return "bf16"
-    if framework == "megatron-core" and any(recipe in cells.word("framework") for recipe in NVIDIA_RECIPES):
+    if is_nvidia_recipe(cells, framework):
         cells.infer("gradient_dtype")
         return "bf16"
-    return "fp16" if precision == "fp16" and "deepspeed" in framework else "fp32"
+    return "fp16" if precision == "fp16" and (framework in MEGATRON or "deepspeed" in framework) else "fp32"
+
+
+def is_nvidia_recipe(cells: Cells, framework: str) -> bool:
+    """Whether a row is a run of NVIDIA's benchmark recipes for Megatron-Core."""
+    return framework == "megatron-core" and any(recipe in cells.word("framework") for recipe in NVIDIA_RECIPES)
 
 
 def _recipe(cells: Cells) -> str:

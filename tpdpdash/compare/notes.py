@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+from tpdpdash.training import RECOMPUTE_MODULES
+
 _RATE = r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)"
 _CARDS = re.compile(rf"(?<![\w.])(\d+)\s*x\s*(?:[A-Za-z][A-Za-z-]*\s+)?{_RATE}")
 _PER_DEVICE = re.compile(rf"{_RATE}\s*(?:RDMA\s+)?per\s+(?:GPU|device|accelerator)")
 _PER_NODE = re.compile(rf"{_RATE}\s*per\s+(?:node|VM|host|server)")
+
+_DEEPSEEK_WORDS = (("layernorm", r"recompute [^;]*RMSNorm"), ("mla_up_proj", r"recompute [^;]*MLA up-proj"))
 
 
 def network_gbit_per_device(note: str, devices_per_node: int) -> float | None:
@@ -50,9 +54,17 @@ def expert_tp(notes: str) -> int | None:
 
 
 def shard_group(notes: str) -> int | None:
-    """Ranks over which FSDP shards, in words: "sharding group size 64"."""
-    words = re.search(r"sharding group size (\d+)", notes)
+    """Ranks over which FSDP shards, in words: "sharding group size 64", "FSDP group size 128", "FSDP2 group 8"."""
+    words = re.search(r"(?:sharding|FSDP\d?) group (?:size )?(\d+)", notes)
     return int(words[1]) if words else None
+
+
+def tp_overlap(notes: str) -> bool | None:
+    """Whether tensor parallel messages overlap, in words: "tp-comm-overlap on", "no TP/PP comm overlap". None: not
+    said."""
+    if re.search(r"\bno TP(?:/\w+)? comm(?:unication)? overlap", notes):
+        return False
+    return True if re.search(r"\btp-comm-overlap on\b|--tp-comm-overlap\b", notes) else None
 
 
 def is_megatron_command_line(notes: str) -> bool:
@@ -67,3 +79,24 @@ def dense_layers_of(notes: str) -> tuple[int, ...]:
     for kind, times in re.findall(r"\[(\d)\]\*(\d{1,4})", pattern):
         kinds += [int(kind)] * int(times)
     return tuple(layer for layer, kind in enumerate(kinds) if kind == 0)
+
+
+def recompute_modules(notes: str) -> tuple[str, ...]:
+    """What selective recompute covers: Megatron's option (recompute-modules=[moe_act], modules=layernorm+moe_act), or
+    in words, as DeepSeek's report says "recompute RMSNorm + MLA up-projections", where SwiGLU's output goes too
+    (arXiv:2412.19437 §3.2.3, §3.3.3)."""
+    named = re.search(r"recompute[-_ ]modules=\[?([\w+,]+)", notes)
+    if named:
+        return tuple(name for name in re.split(r"[+,]", named[1]) if name in RECOMPUTE_MODULES)
+    found = tuple(name for name, pattern in _DEEPSEEK_WORDS if re.search(pattern, notes))
+    return (*found, "moe_act") if is_deepseek_recipe(notes) else found
+
+
+def is_deepseek_recipe(notes: str) -> bool:
+    """Whether recompute is described in the words of DeepSeek-V3's report, which keeps SwiGLU's inputs in 8 bits."""
+    return all(re.search(pattern, notes) for _, pattern in _DEEPSEEK_WORDS)
+
+
+def offloads_activations(notes: str) -> bool:
+    """Whether activations live in host memory: "activation CPU offload of 20 layers"."""
+    return re.search(r"activation (?:CPU )?offload(?:ing)? of \d+ layers", notes) is not None

@@ -40,7 +40,7 @@ class Table:
     kind: TableKind
     """runs: a time is measured (and perhaps a peak); memory: only memory is."""
     rows: tuple[Row, ...]
-    """Cells by column name, stripped; a cell that a short row lacks is empty."""
+    """Cells by column name in lower case, stripped; a cell that a short row lacks is empty."""
 
 
 def read_table(path: Path) -> Table:
@@ -62,7 +62,7 @@ def parse_table(data: bytes) -> Table:
     except csv.Error as wrong:
         values: dict[str, object] = {"line": reader.line_num, "reason": str(wrong)}
         raise InvalidInputError([Fault(code="csv_broken", field=FIELD, values=values)]) from wrong
-    header = [name.strip() for name in lines[0]]
+    header = [name.strip().lower() for name in lines[0]]
     kind, faults = _kind(header)
     if faults:
         raise InvalidInputError(faults)

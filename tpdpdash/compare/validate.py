@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpdpdash.compare.case import Skipped, read_cases
-from tpdpdash.compare.predict import Prediction, predict
+from tpdpdash.compare.predict import PredictedCase, predict
 from tpdpdash.compare.scores import Score, by_key, mean, score
 from tpdpdash.compare.table import Table, TableKind, read_table
 
@@ -28,7 +28,7 @@ class Validation:
     """Data rows."""
     skipped: tuple[Skipped, ...]
     """Rows that could not be predicted."""
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[PredictedCase, ...]
     """The others, in their order."""
 
     @property
@@ -50,7 +50,7 @@ class Validation:
             spearman=None,
         )
 
-    def worst(self, count: int) -> list[Prediction]:
+    def worst(self, count: int) -> list[PredictedCase]:
         """The rows with the largest absolute error, worst first."""
         wrong = [(abs(error), p) for p in self.predictions if (error := self._error(p)) is not None]
         return [p for _, p in sorted(wrong, key=lambda pair: -pair[0])[:count]]
@@ -63,16 +63,16 @@ class Validation:
             "kind": self.kind,
             "rows": self.rows,
             "predicted": len(self.predictions),
-            "skipped": [_skipped(skip) for skip in self.skipped],
+            "skipped": [asdict(skip) for skip in self.skipped],
             "predictions": [prediction.to_json() for prediction in self.predictions],
-            "by_source": {source: _score(each) for source, each in by_source.items()},
+            "by_source": {source: asdict(each) for source, each in by_source.items()},
             "median_abs_error": float(np.median(sizes)) if sizes else None,
             "mean_of_source_medians": mean(each.median_abs_error for each in by_source.values()),
             "memory": self._memory(),
             "complete": self._complete(),
         }
 
-    def _error(self, prediction: Prediction) -> float | None:
+    def _error(self, prediction: PredictedCase) -> float | None:
         return prediction.memory_error if self.kind == "memory" else prediction.error
 
     def _memory(self) -> dict[str, Any]:
@@ -81,9 +81,9 @@ class Validation:
         peaks = {str(source): memory_score(group) for source, group in groups.items()}
         states = {str(source): state_score(group) for source, group in groups.items()}
         return {
-            "peak_by_source": {source: _score(each) for source, each in peaks.items() if each.n},
+            "peak_by_source": {source: asdict(each) for source, each in peaks.items() if each.n},
             "mean_of_source_medians": mean(each.median_abs_error for each in peaks.values()),
-            "states_by_source": {source: _score(each) for source, each in states.items() if each.n},
+            "states_by_source": {source: asdict(each) for source, each in states.items() if each.n},
             "ran_but_does_not_fit": [p.case.row for p in self.predictions if ran_but_does_not_fit(p)],
         }
 
@@ -109,25 +109,25 @@ def validate_table(table: Table) -> Validation:
     return Validation(kind=table.kind, rows=len(table.rows), skipped=tuple(skipped), predictions=tuple(predict(cases)))
 
 
-def time_score(predictions: Iterable[Prediction]) -> Score:
+def time_score(predictions: Iterable[PredictedCase]) -> Score:
     """Of step times, where they were measured and predicted."""
     pairs = [(p.step_s, p.case.measured_step_s) for p in predictions]
     return _of_pairs([(a, b) for a, b in pairs if a is not None and b is not None])
 
 
-def memory_score(predictions: Iterable[Prediction]) -> Score:
+def memory_score(predictions: Iterable[PredictedCase]) -> Score:
     """Of peaks that were measured (a formula's figures are no measurement)."""
     pairs = [(p.peak_bytes, p.case.measured_peak_bytes) for p in predictions if p.case.is_measured]
     return _of_pairs([(a, b) for a, b in pairs if b is not None])
 
 
-def state_score(predictions: Iterable[Prediction]) -> Score:
+def state_score(predictions: Iterable[PredictedCase]) -> Score:
     """Of measured bytes of weights, gradients and optimizer states."""
     measured = [(dict(p.case.measured_state_bytes), p.state_errors) for p in predictions if p.case.is_measured]
     return _of_pairs([(sizes[name] * (1 + e), sizes[name]) for sizes, errors in measured for name, e in errors.items()])
 
 
-def ran_but_does_not_fit(prediction: Prediction) -> bool:
+def ran_but_does_not_fit(prediction: PredictedCase) -> bool:
     """A run that took place, of which the model says that it cannot."""
     case = prediction.case
     ran = case.is_measured and (case.measured_step_s is not None or case.measured_peak_bytes is not None)
@@ -136,17 +136,3 @@ def ran_but_does_not_fit(prediction: Prediction) -> bool:
 
 def _of_pairs(pairs: Sequence[tuple[float, float]]) -> Score:
     return score([a for a, _ in pairs], [b for _, b in pairs])
-
-
-def _score(each: Score) -> dict[str, Any]:
-    return {
-        "n": each.n,
-        "median_abs_error": each.median_abs_error,
-        "mean_abs_error": each.mean_abs_error,
-        "bias": each.bias,
-        "spearman": each.spearman,
-    }
-
-
-def _skipped(skip: Skipped) -> dict[str, Any]:
-    return {"row": skip.row, "reason": skip.reason, "column": skip.column, "value": skip.value}

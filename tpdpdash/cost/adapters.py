@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpdpdash.units import Numeric
 
 Split = Literal["column", "row", "whole"]
+UP = ("gate", "up")
 QKV = ("query", "key", "value", "query_down", "query_up", "kv_down", "kv_up")
 TARGETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -61,17 +62,23 @@ def adapted_matrices(
     if training.trainable != "lora":
         return []
     named = [*_attention(model, tp), *_mlp(model, moe, tp, ep, etp)]
-    if not training.lora_targets:
-        return [matrix for _, matrix in named]
+    return [matrix for name, matrix in named if needs_input(training, name)]
+
+
+def needs_input(training: Training, *names: str) -> bool:
+    """Whether a gradient needs the input of one of these matrices: it is trained itself, or has an adapter, whose A is.
+    autograd keeps no input of a frozen product."""
+    if training.trainable != "lora" or not training.lora_targets:
+        return True
     chosen = {part for target in training.lora_targets for part in TARGETS.get(target, ())}
-    return [matrix for name, matrix in named if name in chosen]
+    return not chosen.isdisjoint(names)
 
 
 def _attention(model: ModelSpec, tp: Numeric) -> list[tuple[str, Adapted]]:
     h, heads, dq, dv = model.hidden_size, model.num_attention_heads / tp, model.query_head_dim, model.value_head_dim
     output = ("output", _matrix(heads * dv, h, "row"))
     if not model.is_mla:
-        kv = kv_heads_per_rank(model.num_kv_heads, tp)
+        kv = kv_heads_per_rank(model, tp)
         sizes = {"query": heads * dq, "key": kv * dq, "value": kv * dv}
         return [*((name, _matrix(h, size, "column")) for name, size in sizes.items()), output]
     rank, query_rank = model.kv_lora_rank, model.q_lora_rank
@@ -104,6 +111,18 @@ def _matrix(
     inputs: Numeric, outputs: Numeric, split: Split, number: Numeric = 1.0, rows_share: Numeric = 1.0
 ) -> Adapted:
     return Adapted(inputs=inputs, outputs=outputs, split=split, number=number, rows_share=rows_share)
+
+
+def gathered_inputs(model: ModelSpec, training: Training, moe: bool) -> int:
+    """Column-parallel blocks of a layer with adapters, outside routed experts: query, key and value; gate and up.
+
+    Under sequence parallelism each has one whole input, which the adapter's own gradient needs. Source:
+    Megatron-Bridge, sequence_parallel_input_regather of its LoRA, whose saving is this.
+    """
+    if training.trainable != "lora":
+        return 0
+    has_mlp = not moe or model.shared_expert_ffn_hidden_size > 0
+    return int(needs_input(training, *QKV)) + int(has_mlp and needs_input(training, *UP))
 
 
 def adapter_parameters(matrices: list[Adapted], rank: int) -> Numeric:

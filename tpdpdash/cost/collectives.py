@@ -14,6 +14,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.arrays import Flags, Floats
+from tpdpdash.elementwise import choose, larger, smaller, somewhere
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.placement import domain_block, members_per_block
 
@@ -33,8 +34,12 @@ class GroupLink:
     """Bandwidth of a ring over the group, per rank and direction (n,)."""
     ring_latency_s: Floats
     """Latency of one trip around the ring (n,)."""
+    scatters_whole: bool
+    """Whether a reduce-scatter runs as an all-reduce, as over gloo."""
     tree_latency_s: Floats
     """Latency from the leaves of a binary tree over the group to its root (n,)."""
+    message_s: float
+    """What a collective takes besides its hops and bytes (LinkSpec.message_s)."""
 
     @property
     def crosses(self) -> Flags:
@@ -44,8 +49,24 @@ class GroupLink:
 
 def group_link(cluster: ClusterSpec, columns: LayoutColumns, kind: str, size: Floats) -> GroupLink:
     """The link of every group of `kind` ("tp", "cp", "dp", "dp-cp", "pp", "ep", "expert-tp", "expert-dp")."""
+    if not somewhere(size > 1):
+        return no_link(cluster, columns)
     members = members_per_block(columns, kind, domain_block(cluster))
-    return link_of(cluster, size, np.minimum(members, size))
+    return link_of(cluster, size, smaller(members, size))
+
+
+def no_link(cluster: ClusterSpec, columns: LayoutColumns) -> GroupLink:
+    """What `link_of` gives for groups of one rank, which send nothing."""
+    one = columns.tp / columns.tp
+    return GroupLink(
+        size=one,
+        members=one,
+        bytes_per_s=one * (cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency),
+        ring_latency_s=one * cluster.scale_up.latency_s,
+        scatters_whole=cluster.device.is_cpu,
+        tree_latency_s=0.0 * one,
+        message_s=cluster.scale_up.message_s,
+    )
 
 
 def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
@@ -57,33 +78,46 @@ def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
     up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
     net = cluster.network.bytes_per_s * cluster.network.efficiency
     crosses = size > members
-    domains = np.where(crosses, np.ceil(size / members), 0.0)
+    domains = choose(crosses, np.ceil(size / members), 0.0)
     inside = size - domains
     ring = inside * cluster.scale_up.latency_s + domains * cluster.network.latency_s
     levels_in = np.ceil(np.log2(members)) * cluster.scale_up.latency_s
-    levels_out = np.ceil(np.log2(np.maximum(domains, 1.0))) * cluster.network.latency_s
+    levels_out = np.ceil(np.log2(larger(domains, 1.0))) * cluster.network.latency_s
     return GroupLink(
         size=size,
         members=members,
-        bytes_per_s=np.where(crosses, np.minimum(up, members * net), up),
+        bytes_per_s=choose(crosses, smaller(up, members * net), up),
         ring_latency_s=ring,
+        scatters_whole=cluster.device.is_cpu,
         tree_latency_s=levels_in + levels_out,
+        message_s=cluster.scale_up.message_s,
     )
+
+
+RAMP_S = 60e-6
+"""Moving this long at full speed, a message reaches three quarters of the bandwidth; small ones half of it. Assumed:
+nccl-tests' bus bandwidth of an all-gather of 64 MiB over 8 A100 or H100 is about 0.75 of that of 1 GiB."""
+
+
+def transfer_s(sent_bytes: Numeric, bytes_per_s: Numeric, messages: Numeric = 1.0) -> Numeric:
+    """Seconds in which a rank sends its part of `messages` equal messages, sent_bytes in all: t + t · r / (t + r) each,
+    t at full bandwidth, r = RAMP_S. Chunks fill the ring's pipeline: small messages take twice as long, large ones r
+    more."""
+    whole = sent_bytes / bytes_per_s
+    ramp = larger(messages, 1.0) * RAMP_S
+    return whole + whole * ramp / (whole + ramp)
 
 
 def all_gather_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
     """Ring all-gather (or reduce-scatter) of `whole_bytes` in all, in `messages` pieces: (g − 1)/g · bytes / bandwidth
-    + (g − 1) hops each; 0 alone.
+    (as `transfer_s` has it) + (g − 1) hops and what a message takes besides, each; 0 alone.
 
     Source: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH".
     """
     g = link.size
     share = (g - 1) / g
-    return np.where(g > 1, share * whole_bytes / link.bytes_per_s + messages * share * link.ring_latency_s, 0.0)
-
-
-reduce_scatter_s = all_gather_s
-"""A ring reduce-scatter sends what an all-gather sends."""
+    sent = transfer_s(share * whole_bytes, link.bytes_per_s, messages)
+    return choose(g > 1, sent + messages * (share * link.ring_latency_s + link.message_s), 0.0)
 
 
 def all_reduce_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
@@ -95,8 +129,16 @@ def all_reduce_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0)
     """
     g = link.size
     share = (g - 1) / g
-    latency = np.minimum(2 * share * link.ring_latency_s, 2 * link.tree_latency_s)
-    return np.where(g > 1, 2 * share * whole_bytes / link.bytes_per_s + messages * latency, 0.0)
+    latency = smaller(2 * share * link.ring_latency_s, 2 * link.tree_latency_s)
+    sent = transfer_s(2 * share * whole_bytes, link.bytes_per_s, messages)
+    return choose(g > 1, sent + messages * (latency + link.message_s), 0.0)
+
+
+def reduce_scatter_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
+    """A ring reduce-scatter sends what an all-gather sends; gloo has none and runs an all-reduce (torch 2.13,
+    ProcessGroupGloo)."""
+    price = all_reduce_s if link.scatters_whole else all_gather_s
+    return price(whole_bytes, link, messages)
 
 
 def token_exchange_s(
@@ -122,8 +164,8 @@ def token_exchange_s(
         crossings = (domains - 1) * (1 - missed)
         inside = copies * (link.size - 1) / link.size
     inside, outside = inside * token_bytes / up, crossings * token_bytes / net
-    latency = np.where(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
-    return np.where(link.size > 1, np.maximum(inside, outside) + latency, 0.0)
+    latency = choose(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
+    return choose(link.size > 1, larger(inside, outside) + latency, 0.0)
 
 
 def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
@@ -134,4 +176,4 @@ def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink)
     up, net = cluster.scale_up, cluster.network
     inside = sent_bytes / (up.bytes_per_s * up.efficiency) + up.latency_s
     outside = sent_bytes / (net.bytes_per_s * net.efficiency) + net.latency_s
-    return np.where(link.size > 1, np.where(link.crosses, outside, inside), 0.0)
+    return choose(link.size > 1, choose(link.crosses, outside, inside), 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tpdpdash.cluster.spec import DeviceSpec
 from tpdpdash.cost.states import DTYPE_BYTES, compute_bytes
+from tpdpdash.elementwise import larger
 from tpdpdash.training import Training
 
 if TYPE_CHECKING:
@@ -21,10 +22,36 @@ FLASH_BACKWARD_WORK = 2.5
 """Flash attention's backward does five products for the forward's two: arXiv:2205.14135 §3, 2307.08691 §4."""
 FLASH_BACKWARD_SPEED = 0.85
 """Backward reaches less of the peak than forward: arXiv:2307.08691 figures 5 and 6 (A100: 0.62 against 0.72)."""
-UNALIGNED_HEADS = 16.0
-"""Slow-down of naive attention's products where a head's width is no multiple of 8: its rows are then not aligned to
-the 16 bytes that tensor cores want. Fitted to BigScience tr11's runs with heads of 108, 150 and 450 beside those of
-112, 128 and 144."""
+UNALIGNED_HEADS = 10.0
+"""Slow-down of naive attention's products where a head's rows are not aligned to the 16 bytes that tensor cores want.
+Assumed: chosen by hand on BigScience tr11's runs with heads of 108, 150 and 450 beside those of 112, 128 and 144, most
+of all on those in a single node, whose launches did not wait."""
+ALIGNMENT_BYTES = 16.0
+UNALIGNED_ROWS = {"hopper": 4.0, "blackwell": 4.0}
+UNALIGNED_ROWS_ELSEWHERE = 2.0
+"""Slow-down of a product one of whose operands has rows that are not aligned: libraries fall back on kernels of
+Turing's instructions that load element by element (cutlass_75_tensorop_…_align1,
+https://github.com/pytorch/pytorch/issues/181718 and 146817): half of Ampere's rate, a quarter of that of Hopper's warp
+groups, whose loads (TMA) need the alignment. Assumed; nanotron's old benchmark of a vocabulary of 50,257 on H100 asks
+for more."""
+BLOCKING_LAUNCH = 2.0
+"""Host time of a launch under CUDA_LAUNCH_BLOCKING=1 against one that is not waited for: the way back, some 5 µs, is as
+long as the way there. Assumed."""
+DETERMINISTIC_BACKWARD_SPEED = 0.63
+"""Deterministic flash attention's backward adds up queries' gradients in a fixed order: 361 of 575 TFLOP/s on H100,
+https://github.com/Dao-AILab/flash-attention/pull/1893."""
+NOT_DETERMINISTIC = "blackwell"
+"""The architecture whose own attention kernels have no deterministic backward before cuDNN 9.18: others take over,
+https://github.com/NVIDIA/TransformerEngine/pull/2130."""
+RECIPE_SPEED = {"tensorwise": 1.0, "delayed": 1.0, "rowwise": 0.6, "blockwise": 0.8}
+"""Speed of fp8 GEMMs by recipe against one scale a tensor. Rowwise: assumed, torchtitan's published runs gain nothing
+over bf16 with it; blockwise: DeepGEMM's 1,550 of 1,979 TFLOP/s, https://github.com/deepseek-ai/DeepGEMM."""
+ACTIVATION_PASSES = {True: (3, 5), False: (2, 3)}
+"""Elements that an MLP's activation reads and writes, forward and backward, an inner element, by whether it has a gate:
+both inputs and the product, backward its gradient, both inputs and theirs; without one the input and the output."""
+FP8_ATTENTION_SPEED = 1200 / 740
+"""Fused attention with products in 8 bits against 16: FlashAttention-3 forward on H100, arXiv:2407.08608 §4. Assumed of
+its backward, and of other devices that have 8-bit products."""
 CAST_BYTES = 4.0
 """Traffic of casting one element to 8 bits for a GEMM and its transpose: read 2, write 1 + 1."""
 
@@ -36,14 +63,16 @@ class DeviceRates:
     gemm_flops_per_s: float
     """Dense peak of the GEMM precision (fp8 where training runs in fp8)."""
     dense_flops_per_s: float
-    """Dense peak of the 16-bit (or fp32) precision: attention's, and the peak of MFU."""
+    """Dense peak of the 16-bit precision, or of fp32 as its products run: attention's."""
     gemm_efficiency: float
     """Cap of the GEMM curve."""
     gemm_half_k: float
     """Inner size at which a GEMM reaches half its cap: scales with the peak, since filling the pipeline takes a
     time."""
+    gemm_half_area: float
+    """Elements of the output at which a GEMM reaches half of that: half a wave of tiles."""
     attention_efficiency: float
-    """Share of the 16-bit peak that fused attention reaches."""
+    """Share of the 16-bit peak that attention reaches."""
     memory_bytes_per_s: float
     """Bandwidth that element-wise operators reach."""
     launch_s: float
@@ -54,6 +83,14 @@ class DeviceRates:
     """Bytes of an accumulated gradient."""
     casts: bool
     """GEMM inputs are cast to 8 bits or fewer."""
+    flash_backward_speed: float = FLASH_BACKWARD_SPEED
+    """Speed of flash attention's backward against its forward."""
+    unaligned_slowdown: float = 1.0
+    """Time of products with unaligned rows against aligned ones."""
+    is_cpu: bool = False
+    """The device is the host itself."""
+    waits_for_launches: bool = False
+    """Host and device work in turn, neither hides the other: on a CPU, or where every launch waits."""
     is_frozen: bool = False
     """Weights are not trained: their gradients are not computed."""
 
@@ -69,33 +106,67 @@ def dense_peak(device: DeviceSpec, precision: str) -> float:
 
 
 def device_rates(
-    device: DeviceSpec, training: Training, gemm_frac: float = 1.0, attention_frac: float = 1.0
+    device: DeviceSpec,
+    training: Training,
+    gemm_frac: float = 1.0,
+    attention_frac: float = 1.0,
+    native_attention: bool = True,
+    tf32: bool = True,
 ) -> DeviceRates:
-    """Rates of one device under one precision. Low precisions speed up GEMMs only.
+    """Rates of one device under one precision. Low precisions speed up GEMMs only, and attention where asked.
 
-    gemm_frac, attention_frac: speed of the framework's GEMMs and fused attention against the best on the device.
+    gemm_frac, attention_frac: speed of the framework's GEMMs and attention against what the device's figures say.
+    native_attention: the framework's fused attention is written for the device. tf32: fp32 products run in TF32.
     """
     dense = dense_peak(device, training.precision)
+    if training.precision == "fp32" and not tf32:
+        dense = device.peak_flops_per_s.get("fp32_simt", dense)
     key = FP8_KEYS.get(training.precision)
     gemm = device.peak_flops_per_s.get(key, dense) if key else dense
+    if training.precision == "fp8":
+        gemm_frac = gemm_frac * RECIPE_SPEED[training.fp8_recipe]
+    fused = native_attention and not (training.deterministic and device.architecture == NOT_DETERMINISTIC)
+    native = fused or training.attention == "naive"
+    attention = device.attention_efficiency if native else device.portable_attention_efficiency
+    if training.fp8_attention and training.attention == "flash" and key and "fp8" in device.peak_flops_per_s:
+        attention *= FP8_ATTENTION_SPEED
     return DeviceRates(
         gemm_flops_per_s=gemm,
         dense_flops_per_s=dense,
         gemm_efficiency=device.gemm_efficiency * gemm_frac,
         gemm_half_k=device.gemm_half_k * gemm / dense,
-        attention_efficiency=device.attention_efficiency * attention_frac,
+        gemm_half_area=device.gemm_half_area,
+        attention_efficiency=attention * attention_frac,
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
-        launch_s=device.launch_s,
+        launch_s=device.launch_s * (BLOCKING_LAUNCH if training.launch_blocking else 1.0),
         element_bytes=compute_bytes(training),
         gradient_bytes=DTYPE_BYTES[training.gradient_dtype],
         casts=key is not None,
+        flash_backward_speed=FLASH_BACKWARD_SPEED * (DETERMINISTIC_BACKWARD_SPEED if training.deterministic else 1.0),
+        unaligned_slowdown=_unaligned_slowdown(device),
+        is_cpu=device.is_cpu,
+        waits_for_launches=device.is_cpu or training.launch_blocking,
         is_frozen=training.trainable == "lora",
     )
+
+
+def _unaligned_slowdown(device: DeviceSpec) -> float:
+    """Of products on this device; a CPU's vector units load from anywhere."""
+    return 1.0 if device.is_cpu else UNALIGNED_ROWS.get(device.architecture, UNALIGNED_ROWS_ELSEWHERE)
 
 
 def traffic_s(moved_bytes: Numeric, rates: DeviceRates) -> Numeric:
     """Seconds of an element-wise operator that moves `moved_bytes` [bytes]: bytes / bandwidth."""
     return moved_bytes / rates.memory_bytes_per_s
+
+
+def gemm_share(inner: Numeric, area: Numeric, *, cap: Numeric, half_k: Numeric, half_area: Numeric) -> Numeric:
+    """Share of the peak that products reach: cap · inner / (inner + K0) · area / (area + A0).
+
+    K0: filling and draining a tile's pipeline. area = output elements of a launch, A0 = half a wave of tiles: the last
+    wave is half empty in the mean.
+    """
+    return cap * inner / (inner + half_k) * area / (area + half_area)
 
 
 def gemm_s(
@@ -105,19 +176,20 @@ def gemm_s(
     rates: DeviceRates,
     *,
     weights: Numeric = 1.0,
-    output_bytes: float = 0.0,
+    together: Numeric = 1.0,
 ) -> Numeric:
-    """Seconds of (rows × inner) · (inner × outer) products; `weights` matrices of that size share the rows.
+    """Seconds of (rows × inner) · (inner × outer) products; `weights` matrices of that size share the rows; `together`
+    such products are one launch.
 
-    max(2·rows·inner·outer / (peak · cap · inner / (inner + K0)), bytes / bandwidth): roofline with the efficiency curve
-    of facts "GEMM efficiency = cap · K / (K + K0)". output_bytes: bytes per output element where not an activation's.
-    Left out: tile and wave quantisation.
+    max(2·rows·inner·outer / (peak · `gemm_share`), bytes / bandwidth): roofline with an efficiency curve.
+    Left out: which tile shape divides which size.
     """
-    efficiency = rates.gemm_efficiency * inner / (inner + rates.gemm_half_k)
-    work = 2.0 * rows * inner * outer / (rates.gemm_flops_per_s * efficiency)
+    share = gemm_share(inner, together * rows * outer, cap=rates.gemm_efficiency, half_k=rates.gemm_half_k,
+                       half_area=rates.gemm_half_area)  # fmt: skip
+    work = 2.0 * rows * inner * outer / (rates.gemm_flops_per_s * share)
     operands = rates.element_bytes * (rows * inner + weights * inner * outer)
-    moved = operands + (output_bytes or rates.element_bytes) * rows * outer
-    return np.maximum(work, traffic_s(moved, rates))
+    moved = operands + rates.element_bytes * rows * outer
+    return larger(work, traffic_s(moved, rates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,24 +209,17 @@ class LinearSeconds:
         return self.input_gradient_s + self.weight_gradient_s
 
 
-def linear_s(
-    tokens: Numeric, inner: Numeric, outer: Numeric, rates: DeviceRates, *, weights: Numeric = 1.0
-) -> LinearSeconds:
-    """Forward and backward of a linear layer over `tokens` rows; the inner sizes are K, N and the tokens.
-
-    With `weights` matrices (grouped experts) the tokens are spread evenly over them. Casting to 8 bits moves CAST_BYTES
-    per input element in each pass.
-    """
+def linear_s(tokens: Numeric, inner: Numeric, outer: Numeric, rates: DeviceRates) -> LinearSeconds:
+    """Forward and backward of a linear layer over `tokens` rows; the inner sizes are K, N and the tokens. Casting to 8
+    bits moves CAST_BYTES per input element in each pass."""
     cast_forward = traffic_s(CAST_BYTES * tokens * inner, rates) if rates.casts else 0.0
     cast_backward = traffic_s(CAST_BYTES * tokens * outer, rates) if rates.casts else 0.0
-    each = tokens / weights
-    accumulate = traffic_s(2 * rates.gradient_bytes * weights * inner * outer, rates)
-    gradient = gemm_s(inner, each, outer, rates, output_bytes=rates.element_bytes) * weights
-    weight_gradient = 0.0 * tokens if rates.is_frozen else np.maximum(gradient, accumulate)
+    accumulate = traffic_s(2 * rates.gradient_bytes * inner * outer, rates)
+    gradient = gemm_s(inner, tokens, outer, rates)
     return LinearSeconds(
-        forward_s=gemm_s(tokens, inner, outer, rates, weights=weights) + cast_forward,
-        input_gradient_s=gemm_s(tokens, outer, inner, rates, weights=weights) + cast_backward,
-        weight_gradient_s=weight_gradient,
+        forward_s=gemm_s(tokens, inner, outer, rates) + cast_forward,
+        input_gradient_s=gemm_s(tokens, outer, inner, rates) + cast_backward,
+        weight_gradient_s=0.0 * tokens if rates.is_frozen else larger(gradient, accumulate),
     )
 
 
@@ -168,14 +233,19 @@ class AttentionSeconds:
     """Their gradients."""
 
 
+def flash_attention_flops(tokens: Numeric, seq_len: float, heads: Numeric, query_dim: int, value_dim: int) -> Numeric:
+    """FLOPs of fused causal attention forward: half of 2·t·s·a·(d_qk + d_v). Source: arXiv:2307.08691 §4.1."""
+    return tokens * seq_len * heads * (query_dim + value_dim)
+
+
 def flash_attention_s(
     tokens: Numeric, seq_len: float, heads: Numeric, query_dim: int, value_dim: int, rates: DeviceRates
 ) -> AttentionSeconds:
-    """Fused causal attention of `tokens` rows against seq_len keys: half of 2·t·s·a·(d_qk + d_v) FLOPs, backward
-    FLASH_BACKWARD_WORK times that at FLASH_BACKWARD_SPEED. Source: arXiv:2307.08691 §4.1."""
-    flops = tokens * seq_len * heads * (query_dim + value_dim)
+    """Fused causal attention of `tokens` rows against seq_len keys; backward is FLASH_BACKWARD_WORK times the work of
+    forward, at a speed of its own."""
+    flops = flash_attention_flops(tokens, seq_len, heads, query_dim, value_dim)
     forward = flops / (rates.dense_flops_per_s * rates.attention_efficiency)
-    return AttentionSeconds(forward_s=forward, backward_s=forward * FLASH_BACKWARD_WORK / FLASH_BACKWARD_SPEED)
+    return AttentionSeconds(forward_s=forward, backward_s=forward * FLASH_BACKWARD_WORK / rates.flash_backward_speed)
 
 
 def naive_attention_s(
@@ -198,9 +268,10 @@ def naive_attention_s(
     scores = tokens * seq_len * heads
     element = rates.element_bytes
     flops = 2.0 * scores * (query_dim + value_dim)
-    slow = 1.0 if query_dim % 8 == 0 and value_dim % 8 == 0 else UNALIGNED_HEADS
+    is_aligned = all(dim * element % ALIGNMENT_BYTES == 0 for dim in (query_dim, value_dim))
+    slow = 1.0 if is_aligned else UNALIGNED_HEADS
     work = slow * flops / (rates.dense_flops_per_s * rates.attention_efficiency)
-    products = np.maximum(work, traffic_s(2 * element * scores, rates))
+    products = larger(work, traffic_s(2 * element * scores, rates))
     dropped = 2 * element + 1 if dropout else 0.0
     return AttentionSeconds(
         forward_s=products + traffic_s(traffic_frac * (2 * element + dropped) * scores, rates),

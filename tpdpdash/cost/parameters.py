@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tpdpdash.cost.arrays import Flag
+from tpdpdash.elementwise import choose, larger
 from tpdpdash.layout.vocabulary import padded_vocab_size
-from tpdpdash.model.counts import LayerParameters, layer_parameters, parameter_counts
+from tpdpdash.model.counts import LayerParameters, layer_parameters, parameter_counts, prediction_parameters
 from tpdpdash.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -30,9 +30,15 @@ def vocab_rows(model: ModelSpec, tp: Numeric, framework: str) -> Numeric:
     return padded_vocab_size(model.vocab_size, tp, framework) / tp
 
 
-def kv_heads_per_rank(num_kv_heads: int, tp: Numeric) -> Numeric:
-    """KV heads on one rank: at least one, so they are replicated where tp exceeds them (Megatron-Core)."""
-    return np.maximum(num_kv_heads / tp, 1.0)
+def sequence_split(sequence_parallel: Flag, tp: Numeric) -> Numeric:
+    """Ranks over which norms, residuals and stage messages divide a sequence: tp under sequence parallelism, else 1."""
+    return choose(sequence_parallel, tp, 1.0)
+
+
+def kv_heads_per_rank(model: ModelSpec, tp: Numeric) -> Numeric:
+    """KV heads on one rank: at least one, so they are replicated where tp exceeds them (Megatron-Core); MLA expands
+    keys and values for every head."""
+    return model.num_attention_heads / tp if model.is_mla else larger(model.num_kv_heads / tp, 1.0)
 
 
 def layer_shard(model: ModelSpec, moe: bool, *, tp: Numeric, ep: Numeric, etp: Numeric) -> LayerShard:
@@ -45,7 +51,7 @@ def layer_shard(model: ModelSpec, moe: bool, *, tp: Numeric, ep: Numeric, etp: N
     parts = layer_parameters(model, moe)
     whole_qkv, kv = _whole_qkv(model), _key_value(model, parts)
     query = parts.qkv - whole_qkv - kv
-    kv_share = kv_heads_per_rank(model.num_kv_heads, tp) / model.num_kv_heads if kv else 0.0
+    kv_share = kv_heads_per_rank(model, tp) / model.num_kv_heads if kv else 0.0
     row_bias = model.hidden_size * (model.attention_output_bias + (model.mlp_bias and not moe))
     split = query + parts.attention_output + parts.mlp + parts.shared_experts - row_bias
     whole = whole_qkv + parts.router + parts.norms + parts.other + row_bias
@@ -79,8 +85,18 @@ def embedding_shard(model: ModelSpec, *, tp: Numeric, framework: str) -> Numeric
     return vocab_rows(model, tp, framework) * model.hidden_size + counts.position_embedding + counts.other
 
 
+def prediction_shard(model: ModelSpec, *, tp: Numeric, pp: Numeric, framework: str) -> Numeric:
+    """What prediction modules hold beside their layers: projections divided by tp and norms; where the embedding is on
+    another stage and the head is not tied to it, a copy of its table."""
+    if not model.mtp_num_layers:
+        return 0.0
+    each = prediction_parameters(model)
+    table = 0.0 if model.tied_embeddings else choose(pp > 1, vocab_rows(model, tp, framework) * model.hidden_size, 0.0)
+    return model.mtp_num_layers * (each.projection / tp + each.norms) + table
+
+
 def head_shard(model: ModelSpec, *, tp: Numeric, pp: Numeric, framework: str) -> Numeric:
     """Head and final norm on the last stage; a tied head is a second copy wherever there is more than one stage."""
     matrix = vocab_rows(model, tp, framework) * model.hidden_size
-    own = np.where(pp > 1, matrix, 0.0) if model.tied_embeddings else matrix
+    own = choose(pp > 1, matrix, 0.0) if model.tied_embeddings else matrix
     return own + parameter_counts(model).final_norm

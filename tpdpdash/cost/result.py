@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tpdpdash.cost.error_bar import ErrorBar
+from tpdpdash.cost.figures import Budget, StepSeconds, Throughput
 from tpdpdash.layout.layout import Layout
 
 MEMORY_PARTS = (
@@ -19,8 +20,6 @@ MEMORY_PARTS = (
     "overhead_bytes",
 )
 """Parts of a stage's memory, in the order that charts stack them."""
-TIME_PARTS = ("compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "optimizer_s")
-"""Parts of a step, in the order that they are added."""
 OUT_OF_MEMORY = "out_of_memory"
 """The reason of a layout that is legal and does not fit."""
 
@@ -51,6 +50,8 @@ class StageEstimate:
     """Forward of one microbatch [s]."""
     backward_s: float
     """Backward of one microbatch, recompute included [s]."""
+    weight_gradient_s: float
+    """The part of it that the schedule can put off; 0 where it runs backwards whole [s]."""
     data_per_microbatch_s: float
     """Exposed data parallel messages of one microbatch, part of forward_s and backward_s [s]."""
     data_per_step_s: float
@@ -81,29 +82,44 @@ class Estimate:
     """Memory of the fullest stage."""
     stages: tuple[StageEstimate, ...]
     """Every pipeline stage."""
-    parts: Mapping[str, float]
-    """Exposed seconds of a step by TIME_PARTS."""
-    throughput: Mapping[str, float]
-    """tokens_per_s, tokens_per_s_per_device, model_flops_per_s_per_device, mfu, hfu."""
-    budget: Mapping[str, float]
-    """days, device_hours, energy_kwh, cost; NaN = unknown."""
+    time: StepSeconds[float]
+    """Exposed seconds of a step by part."""
+    throughput: Throughput[float]
+    """Tokens a second, MFU, HFU."""
+    budget: Budget[float]
+    """Days, device-hours, energy, cost."""
     num_microbatches: int
     """Microbatches of one step on one replica."""
-    error_frac: float | None = None
-    """Half-width of the error bar of step_s, as a fraction; None = not known."""
+    time_error: ErrorBar | None
+    """How far step_s may be off, and with it every figure that follows from it; None = not known."""
+    memory_error: ErrorBar | None
+    """How far peak_bytes may be off; None = not known."""
 
     @property
     def step_s(self) -> float:
         """Seconds of one step: the sum of the parts, in their order."""
-        total = self.parts[TIME_PARTS[0]]
-        for name in TIME_PARTS[1:]:
-            total += self.parts[name]
-        return total
+        return self.time.step_s
+
+    @property
+    def error_frac(self) -> float | None:
+        """Half-width of the error bar of step_s, as a fraction; None = not known."""
+        return None if self.time_error is None else self.time_error.frac
+
+    @property
+    def memory_error_frac(self) -> float | None:
+        """Half-width of the error bar of peak_bytes, as a fraction; None = not known."""
+        return None if self.memory_error is None else self.memory_error.frac
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the capacity lies inside the error bar of the peak: it may fit or not, whatever `fits` says."""
+        half_bytes = self.peak_bytes * (self.memory_error_frac or 0.0)
+        return abs(self.spare_bytes) < half_bytes
 
     @property
     def bubble_frac(self) -> float:
         """Share of the step that the schedule leaves idle on the critical stage."""
-        return self.parts["bubble_s"] / self.step_s
+        return self.time.bubble_s / self.step_s
 
     @property
     def held_frac(self) -> float:
@@ -134,18 +150,35 @@ class Estimate:
             "memory": {
                 "capacity_bytes": _known(self.capacity_bytes),
                 "peak_bytes": _known(self.peak_bytes),
+                "error_frac": self.memory_error_frac,
+                "error_from": _bar_json(self.memory_error),
+                "tight": self.is_tight,
                 "stages": [stage.to_json() for stage in self.stages],
             },
             "time": {
                 "step_s": _known(self.step_s),
                 "error_frac": self.error_frac,
-                "parts": {name: _known(self.parts[name]) for name in TIME_PARTS},
+                "error_from": _bar_json(self.time_error),
+                "parts": _known_figures(self.time),
             },
-            "throughput": {name: _known(value) for name, value in self.throughput.items()},
-            "budget": {name: _known(value) for name, value in self.budget.items()},
+            "throughput": _known_figures(self.throughput),
+            "budget": _known_figures(self.budget),
         }
+
+
+def _bar_json(bar: ErrorBar | None) -> dict[str, Any] | None:
+    """What a bar is known from: the measured runs, what they have in common with the estimate, and how much wider."""
+    if bar is None:
+        return None
+    shared = {name: value for name, value in asdict(bar.kind).items() if value is not None}
+    return {"shared": shared, "rows": bar.rows, "sources": bar.sources, "wider": bar.wider}
 
 
 def _known(value: float) -> float | None:
     """NaN and infinity are unknown: null in JSON."""
     return value if math.isfinite(value) else None
+
+
+def _known_figures(part: StepSeconds[float] | Throughput[float] | Budget[float]) -> dict[str, float | None]:
+    """Every figure of a part by its name."""
+    return {name: _known(value) for name, value in asdict(part).items()}

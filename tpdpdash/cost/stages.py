@@ -8,13 +8,16 @@ stands for all: no schedule keeps more microbatches on a later one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from tpdpdash.cost.arrays import Flags, Floats
+from tpdpdash.cost.arrays import Flags, Floats, rows_of
+from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.layout.layout import SCHEDULES
+from tpdpdash.layout.schedules import SCHEDULE_FACTS, Placement, ranks_of_ends
 from tpdpdash.model.spec import ModelSpec
-from tpdpdash.units import ceil_div
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +29,8 @@ class StageKinds:
 
     index: Floats
     """The earliest stage of this kind, from 0."""
+    latest: Floats
+    """The latest stage of this kind."""
     count: Floats
     """Stages of this kind."""
     dense_layers: Floats
@@ -33,13 +38,13 @@ class StageKinds:
     moe_layers: Floats
     """Mixture-of-experts layers on one such stage."""
     is_first: Floats
-    """1 where the stage holds the embedding."""
+    """1 where the stage holds the embedding; in a V its rank 0 has both ends."""
     is_last: Floats
     """1 where the stage holds the head and the loss."""
+    pipeline: NDArray[np.intp]
+    """Row of `of_stage` (n,)."""
     of_stage: NDArray[np.intp]
-    """Kind of every stage (n, stages), stages padded to a multiple of STAGE_STEP; 0 where there is none."""
-    stage_exists: Flags
-    """Which stages exist (n, stages)."""
+    """Kind of every stage of each different pipeline (pipelines, stages); −1 where there is none."""
 
     @property
     def layers(self) -> Floats:
@@ -51,30 +56,40 @@ class StageKinds:
         """False for padding."""
         return self.count > 0
 
-    def spread(self, values: Floats) -> Floats:
-        """Values of kinds (n, kinds), given to every stage (n, stages); 0 where there is none."""
-        rows = np.arange(len(values))[:, None]
-        return np.where(self.stage_exists, values[rows, self.of_stage], 0.0)
+    @property
+    def stage_exists(self) -> Flags:
+        """Which stages exist (n, stages)."""
+        return (self.of_stage >= 0).T.take(self.pipeline, axis=1).T
+
+    def spread(self, *values: Floats) -> tuple[Floats, ...]:
+        """Values of kinds, each (n, kinds), given to every stage (n, stages); 0 where there is none."""
+        kind, rows = self.of_stage.T.take(self.pipeline, axis=1), len(self.pipeline)
+        exists, place = kind >= 0, np.maximum(kind, 0) * rows + np.arange(rows)
+        found = (each.T.take(place) for each in values)
+        return tuple(each.T if exists.all() else np.where(exists, each, 0.0).T for each in found)
+
+    def take(self, index: NDArray[np.intp] | Flags) -> StageKinds:
+        """The rows of an index or a mask."""
+        rows = rows_of({name: getattr(self, name) for name in (*_FIELDS, "pipeline")}, index)
+        return StageKinds(**rows, of_stage=self.of_stage)
 
     def every_stage(self) -> StageKinds:
         """One kind a stage, in order."""
-        stages = self.stage_exists.shape[1]
-        order = np.broadcast_to(np.arange(stages), self.stage_exists.shape)
-        parts = {name: self.spread(getattr(self, name)) for name in _SPREAD}
+        exists = self.stage_exists
+        order = np.arange(exists.shape[1])
         return StageKinds(
-            index=np.where(self.stage_exists, order, 0.0),
-            count=self.stage_exists.astype(np.float64),
-            of_stage=np.where(self.stage_exists, order, 0),
-            stage_exists=self.stage_exists,
-            **parts,
+            index=np.where(exists, order, 0.0),
+            latest=np.where(exists, order, 0.0),
+            count=exists.astype(np.float64),
+            pipeline=self.pipeline,
+            of_stage=np.where(self.of_stage >= 0, order, -1),
+            **dict(zip(_SPREAD, self.spread(*(getattr(self, name) for name in _SPREAD)), strict=True)),
         )
 
 
-STAGE_STEP = 8
-"""numpy adds rows in eights: padded so, a row's sum does not depend on how many stages other rows have."""
 _SPREAD = ("dense_layers", "moe_layers", "is_first", "is_last")
-_FIELDS = ("index", "count", *_SPREAD)
-Row = tuple[float, float, float, float, float, float]
+_FIELDS = ("index", "latest", "count", *_SPREAD)
+Row = tuple[float, float, float, float, float, float, float]
 
 
 def moe_layers_before(model: ModelSpec) -> Floats:
@@ -83,63 +98,95 @@ def moe_layers_before(model: ModelSpec) -> Floats:
     return np.concatenate([[0.0], np.cumsum(np.asarray(flags, np.float64))])
 
 
-def stage_rows(model: ModelSpec, stage_layers: Floats, num_model_chunks: int) -> list[Row]:
-    """Every stage of one pipeline: (index, 1, dense layers, MoE layers, is first, is last).
+@lru_cache(maxsize=256)
+def layer_types(model: ModelSpec) -> tuple[bool, ...]:
+    """Whether the model has dense layers (False) and mixtures of experts (True)."""
+    return tuple(moe for moe in (False, True) if any(model.is_moe_layer(i) == moe for i in range(model.num_layers)))
 
-    Chunk c of stage s follows chunk c of stage s − 1; a stage's layers are spread evenly over its chunks.
+
+def stage_rows(
+    model: ModelSpec, stage_layers: Floats, num_model_chunks: int, placement: Placement = "loop"
+) -> list[Row]:
+    """Every pipeline rank's stage: (index, index, 1, dense layers, MoE layers, has the embedding, has the head).
+
+    Chunk c of stage s follows chunk c of stage s − 1, in a V (fold) the second chunk that of stage s + 1; a stage's
+    layers are spread evenly over its chunks, an odd one of a V to the first. Under mirror rank r holds stages r and
+    p − 1 − r. Prediction modules are layers like the model's last one, on the stage with the head.
     """
     before = moe_layers_before(model)
     pp, v = len(stage_layers), num_model_chunks
     per_chunk = np.asarray(stage_layers, np.float64) / v
-    ends = np.cumsum(np.tile(per_chunk, v)).reshape(v, pp)
-    starts = ends - per_chunk
+    turns = [per_chunk] * v
+    if placement == "fold":
+        turns = [np.ceil(per_chunk), np.floor(per_chunk)[::-1]]
+    ends = np.cumsum(np.concatenate(turns)).reshape(v, pp)
     marks = np.arange(len(before), dtype=np.float64)
-    moe = (np.interp(ends, marks, before) - np.interp(starts, marks, before)).sum(axis=0)
+    moe_of = np.interp(ends, marks, before) - np.interp(ends - np.array(turns), marks, before)
+    if placement == "fold":
+        moe_of[1] = moe_of[1, ::-1]
+    layers, moe = np.array(stage_layers, np.float64), moe_of.sum(axis=0)
+    if placement == "mirror":
+        layers, moe = layers + layers[::-1], moe + moe[::-1]
+    firsts, lasts = ranks_of_ends(placement, pp)
+    layers[list(lasts)] += model.mtp_num_layers
+    moe[list(lasts)] += model.mtp_num_layers * model.is_moe_layer(model.num_layers - 1)
     return [
-        (float(s), 1.0, float(stage_layers[s] - moe[s]), float(moe[s]), float(s == 0), float(s == pp - 1))
+        (float(s), float(s), 1.0, float(layers[s] - moe[s]), float(moe[s]), float(s in firsts), float(s in lasts))
         for s in range(pp)
     ]
 
 
 def merged(rows: list[Row]) -> tuple[list[Row], list[int]]:
-    """Equal stages joined, with the earliest index and their number; and the kind of each stage."""
+    """Equal stages joined, with the earliest and the latest index and their number; and the kind of each stage."""
     kinds: dict[tuple[float, ...], Row] = {}
     for row in rows:
-        known = kinds.get(row[2:])
-        kinds[row[2:]] = row if known is None else (known[0], known[1] + 1, *row[2:])
+        known = kinds.get(row[3:])
+        kinds[row[3:]] = row if known is None else (known[0], row[1], known[2] + 1, *row[3:])
     places = {key: place for place, key in enumerate(kinds)}
-    return list(kinds.values()), [places[row[2:]] for row in rows]
+    return list(kinds.values()), [places[row[3:]] for row in rows]
 
 
-def stage_kinds(model: ModelSpec, stage_layers: Floats, pp: Floats, num_model_chunks: Floats) -> StageKinds:
-    """Stage kinds of n layouts. stage_layers: (n, stages), 0 beyond a row's pp."""
-    first_of, structure = _distinct(stage_layers, pp, num_model_chunks)
-    tables = [merged(stage_rows(model, stage_layers[i, : int(pp[i])], int(num_model_chunks[i]))) for i in first_of]
+def stage_kinds(model: ModelSpec, columns: LayoutColumns) -> StageKinds:
+    """Stage kinds of n layouts."""
+    first_of, pipeline = _pipelines(columns)
+    splits = columns.splits
+    chunks = columns.num_model_chunks[first_of].tolist()
+    cases = zip(columns.split[first_of].tolist(), chunks, columns.schedule[first_of].tolist(), strict=True)
+    tables = [
+        _kinds_of(model, splits[split], int(number), SCHEDULE_FACTS[SCHEDULES[schedule]].placement)
+        for split, number, schedule in cases
+    ]
     width = max((len(rows) for rows, _ in tables), default=1)
-    stages = ceil_div(stage_layers.shape[1], STAGE_STEP) * STAGE_STEP
-    table = np.zeros((len(tables), width, len(_FIELDS)))
-    of_stage = np.zeros((len(tables), stages), np.intp)
+    most = max((len(which) for _, which in tables), default=1)
+    table = np.zeros((len(_FIELDS), width, len(tables)))
+    of_stage = np.full((len(tables), most), -1, np.intp)
     for place, (rows, which) in enumerate(tables):
-        table[place, : len(rows)] = rows
+        table[:, : len(rows), place] = np.transpose(rows)
         of_stage[place, : len(which)] = which
-    return StageKinds(
-        of_stage=of_stage[structure],
-        stage_exists=np.arange(stages) < pp[:, None],
-        **{name: table[structure, :, k] for k, name in enumerate(_FIELDS)},
-    )
+    arrays = {name: table[k].take(pipeline, axis=1).T for k, name in enumerate(_FIELDS)}
+    return StageKinds(pipeline=pipeline, of_stage=of_stage, **arrays)
 
 
-def _distinct(
-    stage_layers: Floats, pp: Floats, num_model_chunks: Floats
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(row of each distinct stage split, split of each row). Splits are told apart by all their figures."""
-    weights = np.sqrt(np.arange(2.0, 2.0 + stage_layers.shape[1]))
-    mark = (stage_layers * weights).sum(axis=1) + np.sqrt(np.pi) * pp + np.sqrt(np.e) * 1e3 * num_model_chunks
-    _, first_of, structure = np.unique(mark, return_index=True, return_inverse=True)
-    same = (stage_layers == stage_layers[first_of[structure]]).all(axis=1)
-    same &= (pp == pp[first_of[structure]]) & (num_model_chunks == num_model_chunks[first_of[structure]])
-    if same.all():
-        return first_of, structure
-    full = np.column_stack([stage_layers, pp, num_model_chunks])
-    _, first_of, structure = np.unique(full, axis=0, return_index=True, return_inverse=True)
-    return first_of, structure.reshape(-1)
+@lru_cache(maxsize=4096)
+def _kinds_of(
+    model: ModelSpec, layers: tuple[int, ...], num_model_chunks: int, placement: Placement
+) -> tuple[list[Row], list[int]]:
+    """Kinds of one pipeline, and the kind of each stage: every chunk of a search asks for the same few."""
+    return merged(stage_rows(model, np.array(layers, np.float64), num_model_chunks, placement))
+
+
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+_PLACED = np.array([PLACEMENTS.index(SCHEDULE_FACTS[name].placement) for name in SCHEDULES], np.intp)
+"""Placement of each schedule code."""
+
+
+def _pipelines(columns: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(row of each different pipeline, pipeline of each row): a split with its chunks and their placement."""
+    chunks = columns.num_model_chunks.astype(np.intp) * len(PLACEMENTS) + _PLACED[columns.schedule]
+    mark = columns.split * (int(chunks.max(initial=0)) + 1) + chunks
+    row_of = np.full(int(mark.max(initial=0)) + 1, -1, np.intp)
+    row_of[mark] = np.arange(len(mark))
+    found = np.flatnonzero(row_of >= 0)
+    place = np.zeros(len(row_of), np.intp)
+    place[found] = np.arange(len(found))
+    return row_of[found], place[mark]

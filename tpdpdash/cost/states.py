@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tpdpdash.cost.arrays import Flag
 from tpdpdash.cost.frameworks import FrameworkHabits
-from tpdpdash.training import Training
+from tpdpdash.elementwise import choose
+from tpdpdash.training import LOW_PRECISIONS, Training
 
 if TYPE_CHECKING:
     from tpdpdash.units import Numeric
@@ -53,10 +52,6 @@ def compute_bytes(training: Training) -> float:
     return 4.0 if training.precision == "fp32" else 2.0
 
 
-LOW_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
-"""Precisions whose GEMM inputs are kept in 8 bits for backward."""
-
-
 def gemm_input_bytes(training: Training) -> float:
     """Bytes of a GEMM's input as it is kept for its weight gradient: cast once where GEMMs run in 8 bits or fewer
     (Transformer Engine saves the quantised tensor)."""
@@ -67,10 +62,10 @@ def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
     """Bytes per parameter of each state.
 
     Megatron: 16-bit weights 2 + fp32 main gradients 4 + fp32 master 4 + two fp32 moments 8 = 18; with 16-bit gradients
-    16, the convention of ZeRO (arXiv:1910.02054 §3.1). fp32: 4 + 4 + 8. FSDP and the built-in worker hold fp32 weights:
-    4 + 4 + 8. torch's optimizers hold moments and gradients in the weights' precision: with 16-bit moments such a
-    framework holds 16-bit weights and no master, 2 + 2 + 4; Megatron's precision-aware optimizer keeps the master, 2 +
-    4 + 4 + 4. A framework that keeps 16-bit gradients beside fp32 ones adds 2 (Megatron-DeepSpeed, bf16).
+    16, the convention of ZeRO (arXiv:1910.02054 §3.1). fp32: 4 + 4 + 8. FSDP holds fp32 weights: 4 + 4 + 8. torch's
+    optimizers hold moments and gradients in the weights' precision: with 16-bit moments such a framework holds 16-bit
+    weights and no master, 2 + 2 + 4; Megatron's precision-aware optimizer keeps the master, 2 + 4 + 4 + 4. A framework
+    that keeps 16-bit gradients beside fp32 ones adds 2 (Megatron-DeepSpeed, bf16).
     """
     own_master = habits.holds_fp32_weights
     fp32_weights = training.precision == "fp32" or (own_master and training.optimizer_states == "fp32")
@@ -95,4 +90,4 @@ def sharded(bytes_per_parameter: float, parameters: Numeric, is_sharded: Flag, s
 
     ZeRO, arXiv:1910.02054 figure 1: optimizer states are sharded from stage 1, gradients from 2, weights from 3.
     """
-    return bytes_per_parameter * parameters / np.where(is_sharded, shard_size, 1.0)
+    return parameters * (bytes_per_parameter / choose(is_sharded, shard_size, 1.0))

@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpdpdash.cost.activations import FULL
-from tpdpdash.cost.arrays import Floats, column, of_rows
+from tpdpdash.cost.arrays import Flags, Floats, column, first_largest, of_rows
 from tpdpdash.cost.case import Case
+from tpdpdash.cost.distinct import PIPELINE, Runs, column_runs
 from tpdpdash.cost.ends import case_ends_s, end_messages
-from tpdpdash.cost.layer_messages import expert_exchange_s, layer_tp_s, ring_s
-from tpdpdash.cost.memory import StageParameters, kept_activations, recomputed_layers, stage_parameters
-from tpdpdash.cost.optimizer import HOST_LINK_BYTES_PER_S, accumulation_s, optimizer_s
-from tpdpdash.cost.passes import PassSeconds, layer_passes, slowest_rank
+from tpdpdash.cost.figures import StepSeconds
+from tpdpdash.cost.optimizer import accumulation_s, optimizer_s
+from tpdpdash.cost.passes import PassSeconds, case_attention, layer_passes, slowest_rank
+from tpdpdash.cost.pipeline import (
+    HIDDEN_IN_PAIRS,
+    Parts,
+    all_microbatches_s,
+    end_passes,
+    passes_of,
+    shown_in_pairs,
+)
+from tpdpdash.cost.stage_activations import kept_activations, recomputed_layers
+from tpdpdash.cost.stage_parameters import StageParameters, stage_parameters
 from tpdpdash.cost.stages import StageKinds
-from tpdpdash.cost.traffic import DataSeconds, data_s, exposed_hops_s, tied_embedding_s
-from tpdpdash.schedule.closed_form import pipeline_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepSeconds:
-    """Exposed seconds of one step on the critical stage, each (n,)."""
-
-    compute_s: Floats
-    """Forward and backward of all microbatches on the critical stage, host time included."""
-    recompute_s: Floats
-    """What backward computes again."""
-    tp_s: Floats
-    """Tensor parallel messages, those of recompute included."""
-    cp_s: Floats
-    """Context parallel messages."""
-    ep_s: Floats
-    """Expert parallel messages."""
-    pp_s: Floats
-    """Messages between stages, and the tied embedding's gradients."""
-    bubble_s: Floats
-    """The critical stage's idle time."""
-    dp_s: Floats
-    """Data parallel messages: gradients and weights."""
-    optimizer_s: Floats
-    """Optimizer update, and the step's host time."""
-
-    @property
-    def step_s(self) -> Floats:
-        """The step: the sum of its parts, in their order."""
-        total = self.compute_s
-        for field in fields(self)[1:]:
-            total = total + getattr(self, field.name)
-        return total
+from tpdpdash.cost.traffic import data_s, exposed_hops_s, tied_embedding_s
+from tpdpdash.elementwise import added_up, choose, larger, somewhere
+from tpdpdash.layout.columns import SHARDING
+from tpdpdash.layout.schedules import PAIRED_PASSES, SPLIT_BACKWARD, ends_meet, is_among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +38,8 @@ class StageSeconds:
     """Forward passes of all chunks."""
     backward_s: Floats
     """Backward passes, recompute included."""
+    weight_gradient_s: Floats
+    """The part of backward that the schedule can put off; 0 where it runs backwards whole."""
     data_per_microbatch_s: Floats
     """Exposed data parallel messages of each microbatch, part of the passes."""
     data_per_step_s: Floats
@@ -71,7 +52,7 @@ class StageSeconds:
 class StepCost:
     """What a step costs, and the stage times that it came from."""
 
-    parts: StepSeconds
+    parts: StepSeconds[Floats]
     """By part."""
     stages: StageSeconds
     """By stage kind."""
@@ -79,8 +60,25 @@ class StepCost:
     """Share of the layers' forward pass that is computed again, for HFU (n,)."""
 
 
-_PARTS = ("compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s")
-Parts = dict[str, "Floats"]
+_PARTS = ("compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "pp_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageParts:
+    """One microbatch on each stage by part, without data parallel messages [s], all (n, stages) but `crosses`."""
+
+    forward: Parts
+    """Forward."""
+    backward: Parts
+    """Backward with recompute."""
+    put_off_s: Floats
+    """The part of backward's computation that the schedule can put off."""
+    crosses: Flags
+    """Rows of which some messages leave their scale-up domain (n,)."""
+    crossing_forward_s: Floats
+    """Those messages, hidden or not, in a forward."""
+    crossing_backward_s: Floats
+    """The same in a backward."""
 
 
 def step_cost(case: Case, kinds: StageKinds) -> StepCost:
@@ -90,85 +88,73 @@ def step_cost(case: Case, kinds: StageKinds) -> StepCost:
     the one with the longest microbatch; data parallel and optimizer time are those of the stage where they take
     longest, since all stages meet in the gradient norm.
     """
-    held = stage_parameters(case.model, case.habits, case.columns, kinds, case.training)
-    forward, backward = _stage_parts(case, kinds, held)
-    data = data_s(
-        case,
-        held,
-        kinds,
-        _beside(case, kinds, forward, backward=False),
-        _beside(case, kinds, backward, backward=True),
+    runs = column_runs(case.columns, ignoring=SHARDING)
+    few, few_kinds = runs.firsts(case), runs.firsts(kinds)
+    few_held = stage_parameters(case.model, case.habits, few.columns, few_kinds, case.training)
+    passes = _paired_parts(few, few_kinds, few_held)
+    held = runs.spread(few_held)
+    forward_s, own_backward_s, put_off = runs.spread(
+        (_total(passes.forward), _total(passes.backward), passes.put_off_s)
     )
-    backward["dp_s"] = backward["dp_s"] + data.per_microbatch_s
-    tied = np.where(case.columns.pp > 1, tied_embedding_s(case), 0.0)
+    data = data_s(case, held, kinds, *_beside(case, runs, passes, forward_s, own_backward_s))
     stages = StageSeconds(
-        forward_s=_total(forward),
-        backward_s=_total(backward),
+        forward_s=forward_s,
+        backward_s=own_backward_s + data.per_microbatch_s,
+        weight_gradient_s=put_off,
         data_per_microbatch_s=data.per_microbatch_s,
         data_per_step_s=data.per_step_s,
-        tied_embedding_s=np.maximum(kinds.is_first, kinds.is_last) * column(tied),
+        tied_embedding_s=larger(kinds.is_first, kinds.is_last) * column(_tied_s(case)),
     )
-    microbatch = {name: forward[name] + backward[name] for name in _PARTS}
-    share = recomputed_layers(case.columns, kinds.layers) * kinds.count
+    share = recomputed_layers(few.columns, few_kinds.layers) * few_kinds.count
+    held_layers = added_up((few_kinds.layers * few_kinds.count).T)
     return StepCost(
-        parts=_step_parts(case, kinds, microbatch, stages, data, tied, optimizer_s(case, held)),
+        parts=_step_parts(case, kinds, runs, passes, stages, optimizer_s(case, held)),
         stages=stages,
-        gemm_recompute_frac=share.sum(axis=1) / case.model.num_layers,
+        gemm_recompute_frac=runs.spread(added_up(share.T) / held_layers),
     )
 
 
-def _beside(case: Case, kinds: StageKinds, parts: Parts, *, backward: bool) -> Floats:
-    """What data parallel messages can run beside (n, stages): a pass without the messages, hidden or not, that use the
-    same network cards."""
-    columns, links = case.columns, case.links
-    total, shared = _total(parts), links.shard.crosses
-    tp, cp, ep = (shared & link.crosses for link in (links.tp, links.cp, links.ep))
-    if not (tp | cp | ep).any():
-        return total
-    again = (columns.recompute == FULL) & backward
-    rounds = 2 if backward else 1
-    for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
-        if not layers.any():
-            continue
-        forward_tp = layer_tp_s(case, moe, backward=False)
-        sent_tp = np.where(again, forward_tp, 0.0) + (layer_tp_s(case, moe, backward=True) if backward else forward_tp)
-        sent = np.where(tp, sent_tp, 0.0) + np.where(cp, (rounds + again) * ring_s(case), 0.0)
-        if moe:
-            sent = sent + np.where(ep, (1.0 + again) * expert_exchange_s(case), 0.0)
-        total = total - layers * column(sent)
-    return np.maximum(total, 0.0)
+def _tied_s(case: Case) -> Floats:
+    """Adding up a tied embedding's gradients, where its two copies are on different ranks (n,)."""
+    apart = (case.columns.pp > 1) & ~ends_meet(case.columns.schedule)
+    return choose(apart, tied_embedding_s(case), 0.0)
+
+
+def _beside(case: Case, runs: Runs, passes: StageParts, forward_s: Floats, backward_s: Floats) -> tuple[Floats, Floats]:
+    """What data parallel messages can run beside in forward and in backward, each (n, stages): a pass without the
+    messages, hidden or not, that use the same network cards. passes: of the runs."""
+    shared = column(case.links.shard.crosses)
+    if not (somewhere(shared) and somewhere(passes.crosses)):
+        return forward_s, backward_s
+    forward = larger(_total(passes.forward) - passes.crossing_forward_s, 0.0)
+    backward = larger(_total(passes.backward) - passes.crossing_backward_s, 0.0)
+    forward, backward = runs.spread((forward, backward))
+    return choose(shared, forward, forward_s), choose(shared, backward, backward_s)
 
 
 def _step_parts(
     case: Case,
     kinds: StageKinds,
-    microbatch: Parts,
+    runs: Runs,
+    passes: StageParts,
     stages: StageSeconds,
-    data: DataSeconds,
-    tied_s: Floats,
     update_s: Floats,
-) -> StepSeconds:
-    """The step by part: all microbatches of the critical stage, its bubble, and what comes once."""
+) -> StepSeconds[Floats]:
+    """The step by part: all microbatches of the critical stage, its bubble, and what comes once. passes: of the
+    runs."""
     columns = case.columns
-    microbatches = columns.num_microbatches(case.training.global_batch_size)
-    busy = np.where(kinds.exists, stages.forward_s + stages.backward_s, -1.0)
-    critical = np.arange(len(busy)), busy.argmax(axis=1)
-    pipeline_s = pipeline_seconds(
-        schedule=columns.schedule,
-        forward_s=kinds.spread(stages.forward_s),
-        backward_s=kinds.spread(stages.backward_s),
-        stage_mask=kinds.stage_exists,
-        num_microbatches=microbatches,
-        num_model_chunks=columns.num_model_chunks,
-        group=columns.microbatch_group_size_per_vp_stage,
-    )
-    sums = {name: each[critical] * microbatches for name, each in microbatch.items()}
-    sums["pp_s"] = sums["pp_s"] + tied_s
-    sums["dp_s"] = sums["dp_s"] + data.per_step_s.max(axis=1)
-    working = microbatches * busy[critical]
+    microbatches = passes_of(columns, case.training.global_batch_size)
+    busy = choose(kinds.exists, stages.forward_s + stages.backward_s, -1.0)
+    kind = first_largest(busy)
+    at, critical = (np.arange(len(busy)), kind), (runs.of_row, kind)
+    pipeline_s = all_microbatches_s(case, kinds, stages.forward_s, stages.backward_s, stages.weight_gradient_s)
+    sums = {name: (passes.forward[name] + passes.backward[name])[critical] * microbatches for name in _PARTS}
+    sums["pp_s"] = sums["pp_s"] + _tied_s(case)
+    sums["dp_s"] = stages.data_per_microbatch_s[at] * microbatches + stages.data_per_step_s.max(axis=1)
+    working = microbatches * busy[at]
     return StepSeconds(
         **sums,
-        bubble_s=np.maximum(pipeline_s - working, 0.0),
+        bubble_s=larger(pipeline_s - working, 0.0),
         optimizer_s=update_s.max(axis=1) + case.habits.step_s,
     )
 
@@ -181,35 +167,70 @@ def _total(parts: Parts) -> Floats:
     return total
 
 
-def _stage_parts(case: Case, kinds: StageKinds, held: StageParameters) -> tuple[Parts, Parts]:
-    """(forward, backward) of one microbatch on each stage by part, each (n, stages)."""
-    forward = {name: np.zeros_like(kinds.count) for name in _PARTS}
-    backward = {name: np.zeros_like(kinds.count) for name in _PARTS}
-    recomputed = recomputed_layers(case.columns, kinds.layers) / np.maximum(kinds.layers, 1.0)
+def _paired_parts(case: Case, kinds: StageKinds, held: StageParameters) -> StageParts:
+    """`stage_parts` without the messages that the schedule hides in pairs of passes."""
+    each = stage_parts(case, kinds, held)
+    if not somewhere(is_among(case.columns.schedule, PAIRED_PASSES)):
+        return each
+    shown = shown_in_pairs(case, kinds, each.forward, each.backward)
+    forward, backward = (
+        parts | {name: parts[name] * still for name in HIDDEN_IN_PAIRS}
+        for parts, still in zip((each.forward, each.backward), shown, strict=True)
+    )
+    return replace(each, forward=forward, backward=backward)
+
+
+def stage_parts(case: Case, kinds: StageKinds, held: StageParameters) -> StageParts:
+    """One microbatch on each stage by part, nothing hidden in pairs."""
+    splits = is_among(case.columns.schedule, SPLIT_BACKWARD)
+    put_off = accumulated = accumulation_s(case, held)
+    none = np.zeros_like(kinds.count)
+    forward, backward = dict.fromkeys(_PARTS, none), dict.fromkeys(_PARTS, none)
+    crossing_forward = crossing_backward = none
+    recomputed = recomputed_layers(case.columns, kinds.layers) / larger(kinds.layers, 1.0)
+    runs = column_runs(case.columns, ignoring=SHARDING | PIPELINE)
+    few = runs.firsts(case)
+    block = case_attention(few)
     for moe, layers in ((False, kinds.dense_layers), (True, kinds.moe_layers)):
         if layers.any():
-            passes = layer_passes(case, moe)
+            passes = runs.spread(layer_passes(few, moe, block))
             _add_pass(forward, passes.forward, layers)
             _add_pass(backward, passes.backward, layers)
             _add_recompute(backward, passes.recompute, layers * recomputed)
+            put_off = put_off + layers * column(passes.weight_gradient_s)
+            crossing_forward = crossing_forward + layers * column(passes.crossing_forward_s)
+            crossing_backward = crossing_backward + layers * column(passes.crossing_backward_s)
     _add_ends(forward, backward, case, kinds)
-    backward["compute_s"] = backward["compute_s"] + accumulation_s(case, held)
+    if somewhere(splits):
+        ends = end_passes(case)
+        put_off = put_off + kinds.is_first * ends.embedding_weight_gradient_s
+        put_off = put_off + kinds.is_last * ends.head_weight_gradient_s
+    backward["compute_s"] = backward["compute_s"] + accumulated
     hops = column(exposed_hops_s(case))
+    host_s = case.habits.microbatch_s + case.habits.microbatch_kernels * case.rates.launch_s
     for parts in (forward, backward):
-        parts["pp_s"] = np.where(kinds.exists, hops, 0.0)
-        parts["compute_s"] = np.where(kinds.exists, parts["compute_s"] + case.habits.microbatch_s / 2, 0.0)
-    if case.columns.offload_activations.any():
+        parts["pp_s"] = choose(kinds.exists, hops, 0.0)
+        parts["compute_s"] = choose(kinds.exists, parts["compute_s"] + host_s / 2, 0.0)
+    if somewhere(case.columns.offload_activations):
         moved = _offloaded_s(case, kinds)
         for parts in (forward, backward):
-            parts["compute_s"] = parts["compute_s"] + np.maximum(moved - _total(parts), 0.0)
-    return forward, backward
+            parts["compute_s"] = parts["compute_s"] + larger(moved - _total(parts), 0.0)
+    return StageParts(
+        forward=forward,
+        backward=backward,
+        put_off_s=choose(column(splits), put_off, 0.0),
+        crosses=case.links.tp.crosses | case.links.cp.crosses | case.links.ep.crosses,
+        crossing_forward_s=crossing_forward,
+        crossing_backward_s=crossing_backward,
+    )
 
 
 def _offloaded_s(case: Case, kinds: StageKinds) -> Floats:
     """Seconds in which the activations of one microbatch cross the host link (n, stages), which passes run beside."""
-    kept, _, _ = kept_activations(case.model, case.training, case.habits, case.columns, kinds)
-    moved = column(case.tokens) * kept / HOST_LINK_BYTES_PER_S
-    return np.where(column(case.columns.offload_activations), moved, 0.0)
+    device = case.cluster.device
+    kept, _, _ = kept_activations(case.model, device, case.training, case.habits, case.columns, kinds)
+    moved = column(case.tokens) * kept / device.host_bytes_per_s
+    return choose(column(case.columns.offload_activations), moved, 0.0)
 
 
 def _add_pass(parts: Parts, each: PassSeconds, layers: Floats) -> None:

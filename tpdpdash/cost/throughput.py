@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.cost.arrays import Flags, Floats
+from tpdpdash.cost.figures import Budget, Throughput
+from tpdpdash.cost.goodput import goodput_frac
 from tpdpdash.cost.operators import dense_peak
+from tpdpdash.elementwise import choose
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.model.counts import TRAINING_FLOPS_PER_FORWARD_FLOP, forward_flops_per_token
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 from tpdpdash.units import DAY_S, HOUR_S, JOULES_PER_KWH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Throughput:
-    """Speed of n layouts, each (n,)."""
-
-    tokens_per_s: Floats
-    """Tokens a second over all devices."""
-    tokens_per_s_per_device: Floats
-    """Tokens a second and device."""
-    model_flops_per_s_per_device: Floats
-    """Model FLOP/s: three forward passes, causal attention counted half, nothing recomputed."""
-    mfu: Floats
-    """Model FLOP/s over the dense 16-bit peak (fp32 peak when training in fp32)."""
-    hfu: Floats
-    """The same with recomputed forward passes counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Budget:
-    """What training.tokens cost, each (n,); NaN = unknown."""
-
-    days: Floats
-    """Days of training."""
-    device_hours: Floats
-    """Devices times hours."""
-    energy_kwh: Floats
-    """Board power times time; without hosts, network and cooling."""
-    cost: Floats
-    """Device-hours times the cluster's price, in dollars."""
 
 
 def throughput(
@@ -54,7 +25,7 @@ def throughput(
     step_s: Floats,
     recomputed_frac: Floats,
     attention_only: Flags,
-) -> Throughput:
+) -> Throughput[Floats]:
     """Speed from step times. With LoRA the weights' gradients are no work: two forward passes of the products count,
     the adapters' own are left out.
 
@@ -63,10 +34,10 @@ def throughput(
     """
     tokens_per_s = training.tokens_per_step / step_s
     devices = columns.world_size
-    forward = forward_flops_per_token(model, training.seq_len, causal=True)
+    forward = forward_flops_per_token(model, training.attended_len, causal=True)
     frozen = forward.gemm + forward.head if training.trainable == "lora" else 0.0
     per_token = TRAINING_FLOPS_PER_FORWARD_FLOP * forward.total - frozen
-    again = recomputed_frac * np.where(attention_only, forward.attention, forward.gemm + forward.attention)
+    again = recomputed_frac * choose(attention_only, forward.attention, forward.gemm + forward.attention)
     peak = dense_peak(cluster.device, training.precision)
     each = tokens_per_s / devices
     return Throughput(
@@ -78,15 +49,19 @@ def throughput(
     )
 
 
-def budget(cluster: ClusterSpec, training: Training, columns: LayoutColumns, tokens_per_s: Floats) -> Budget:
-    """Days, device-hours, energy and cost of training.tokens; all NaN without tokens, cost NaN without a price."""
+def budget(cluster: ClusterSpec, training: Training, columns: LayoutColumns, step_s: Floats) -> Budget[Floats]:
+    """Days, device-hours, energy and cost of training.tokens with what checkpoints and failures take, at full power;
+    all but goodput NaN without tokens, cost NaN without a price."""
     tokens = float("nan") if training.tokens is None else training.tokens
     price = float("nan") if cluster.price_per_device_hour is None else cluster.price_per_device_hour
-    seconds = tokens / tokens_per_s
+    goodput = goodput_frac(cluster, training, columns.world_size, step_s)
+    with np.errstate(divide="ignore"):  # without any goodput it never ends
+        seconds = tokens / training.tokens_per_step * step_s / goodput
     device_hours = seconds / HOUR_S * columns.world_size
     return Budget(
         days=seconds / DAY_S,
         device_hours=device_hours,
         energy_kwh=device_hours * HOUR_S * cluster.device.power_w / JOULES_PER_KWH,
         cost=device_hours * price,
+        goodput_frac=goodput,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpdpdash.cost.arrays import Floats, of_rows
+from tpdpdash.cost.arrays import Floats, column, floats, of_rows
 from tpdpdash.cost.case import Case
-from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, point_to_point_s
-from tpdpdash.cost.memory import StageParameters
+from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
+from tpdpdash.cost.parameters import sequence_split
 from tpdpdash.cost.passes import hidden
+from tpdpdash.cost.stage_parameters import StageParameters
 from tpdpdash.cost.stages import StageKinds
+from tpdpdash.elementwise import choose, larger, somewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,12 +32,13 @@ BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_REPLICA = 40e6, 1e6
 
 def _wide(link: GroupLink) -> GroupLink:
     """The same link as a column, to meet (n, stages) arrays."""
-    return GroupLink(
-        size=link.size[:, None],
-        members=link.members[:, None],
-        bytes_per_s=link.bytes_per_s[:, None],
-        ring_latency_s=link.ring_latency_s[:, None],
-        tree_latency_s=link.tree_latency_s[:, None],
+    return replace(
+        link,
+        size=column(link.size),
+        members=column(link.members),
+        bytes_per_s=column(link.bytes_per_s),
+        ring_latency_s=column(link.ring_latency_s),
+        tree_latency_s=column(link.tree_latency_s),
     )
 
 
@@ -44,43 +47,64 @@ def messages_of(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
     of the model; others fill buckets of BUCKET_PARAMETERS, of more where there are many replicas."""
     columns = case.columns
     units = kinds.layers + kinds.is_first + kinds.is_last
-    bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_REPLICA * columns.dp)[:, None]
+    bucket = column(larger(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_REPLICA * columns.dp))
     dense, experts = held.trained
-    return np.where(columns.zero_stage[:, None] >= 3, units, np.maximum(np.ceil((dense + experts) / bucket), 1.0))
+    return choose(column(columns.zero_stage) >= 3, units, larger(np.ceil((dense + experts) / bucket), 1.0))
 
 
-def gradient_reduction_s(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
-    """Reduction of a stage's gradients, nothing hidden (n, stages): all-reduce under ZeRO-0, else reduce-scatter over
-    the shard group; under HSDP the shards are all-reduced over their replicas."""
-    links, rates, columns = case.links, case.rates, case.columns
+def reduced_bytes(case: Case) -> float:
+    """Bytes of one gradient as it is reduced: as it is accumulated, or 16 bits where the framework casts it before."""
+    own = case.rates.gradient_bytes
+    return min(own, case.rates.element_bytes) if case.habits.reduces_16bit_gradients else own
+
+
+def gradient_reduction_s(case: Case, held: StageParameters, number: Floats) -> Floats:
+    """Reduction of a stage's gradients in `number` messages, nothing hidden (n, stages): all-reduce under ZeRO-0, else
+    reduce-scatter over the shard group; under HSDP the shards are all-reduced over their replicas."""
+    links, columns = case.links, case.columns
     shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
-    dense, routed = (rates.gradient_bytes * parameters for parameters in held.trained)
-    number = messages_of(case, held, kinds)
+    dense, routed = (reduced_bytes(case) * parameters for parameters in held.trained)
+    whole, scattered = all_reduce_s(dense, shard, number), reduce_scatter_s(dense, shard, number)
     has = routed > 0
-    whole = all_reduce_s(dense, shard, number) + np.where(has, all_reduce_s(routed, experts, number), 0.0)
-    scattered = all_gather_s(dense, shard, number) + np.where(has, all_gather_s(routed, experts, number), 0.0)
-    replicas = all_reduce_s(dense / shard.size + routed / experts.size, replica, number)
-    return np.where(columns.zero_stage[:, None] == 0, whole, scattered) + replicas
+    if has.any():
+        whole = whole + choose(has, all_reduce_s(routed, experts, number), 0.0)
+        scattered = scattered + choose(has, reduce_scatter_s(routed, experts, number), 0.0)
+    reduced: Floats = choose(column(columns.zero_stage) == 0, whole, scattered)
+    if not somewhere(replica.size > 1):
+        return reduced
+    return reduced + all_reduce_s(dense / shard.size + routed / experts.size, replica, number)
 
 
 def gathered_parameters(case: Case, held: StageParameters) -> Floats:
     """Parameters that are gathered at once or one after the other (n, stages): what the optimizer has updated, all of
     them under ZeRO-3."""
-    return np.where(
-        case.columns.zero_stage[:, None] >= 3, held.dense + held.experts + held.adapters, np.add(*held.trained)
+    return choose(
+        column(case.columns.zero_stage) >= 3, held.dense + held.experts + held.adapters, np.add(*held.trained)
     )
 
 
-def weight_gather_s(case: Case, held: StageParameters, kinds: StageKinds) -> Floats:
-    """Gathering a stage's weights in the compute precision, nothing hidden (n, stages)."""
+def weight_gather_s(case: Case, held: StageParameters, number: Floats) -> Floats:
+    """Gathering a stage's weights in the compute precision in `number` messages, nothing hidden (n, stages)."""
     links, rates = case.links, case.rates
     shard, experts = _wide(links.shard), _wide(links.expert_shard)
-    number = messages_of(case, held, kinds)
-    of_all = case.columns.zero_stage[:, None] >= 3
+    of_all = column(case.columns.zero_stage) >= 3
     trained_dense, trained_experts = held.trained
-    dense = rates.element_bytes * np.where(of_all, held.dense + held.adapters, trained_dense)
-    routed = rates.element_bytes * np.where(of_all, held.experts, trained_experts)
-    return all_gather_s(dense, shard, number) + np.where(routed > 0, all_gather_s(routed, experts, number), 0.0)
+    dense = rates.element_bytes * choose(of_all, held.dense + held.adapters, trained_dense)
+    gather = floats(all_gather_s(dense, shard, number))
+    routed = rates.element_bytes * choose(of_all, held.experts, trained_experts)
+    has = routed > 0
+    return gather + choose(has, all_gather_s(routed, experts, number), 0.0) if has.any() else gather
+
+
+TENSORS_PER_LAYER = 9.0
+"""Parameters of a layer as an optimizer sees them: four of attention, three of a gated MLP, two norms."""
+
+
+def slices_s(case: Case, kinds: StageKinds) -> Floats:
+    """Host seconds of gathering the updated weights slice by slice (n, stages): a launch or more for every rank of the
+    shard group and every parameter; nothing where a framework gathers flat buffers."""
+    ranks = column(choose(case.columns.dp_shard_size > 1, case.columns.dp_shard_size, 0.0))
+    return floats(case.habits.gather_launches * case.rates.launch_s * TENSORS_PER_LAYER * kinds.layers * ranks)
 
 
 def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floats, backward_s: Floats) -> DataSeconds:
@@ -93,37 +117,37 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     beside: without other messages over the same network cards.
     """
     habits, columns = case.habits, case.columns
-    zero = columns.zero_stage[:, None]
-    share = 1 - 1 / np.maximum(kinds.layers, 1.0)
-    reduce_beside = np.where(columns.overlap_grad_reduce[:, None], backward_s * share, 0.0)
-    gather_beside = np.where(columns.overlap_param_gather[:, None], forward_s * share, 0.0)
-    again_beside = np.where(columns.overlap_param_gather[:, None], backward_s * share, 0.0)
-    reduce_s = gradient_reduction_s(case, held, kinds)
-    gather_s = weight_gather_s(case, held, kinds)
+    zero = column(columns.zero_stage)
+    share = 1 - 1 / larger(kinds.layers, 1.0)
+    reduce_beside = choose(column(columns.overlap_grad_reduce), backward_s * share, 0.0)
+    gather_beside = choose(column(columns.overlap_param_gather), forward_s * share, 0.0)
+    again_beside = choose(column(columns.overlap_param_gather), backward_s * share, 0.0)
+    number = messages_of(case, held, kinds)
+    reduce_s, gather_s = gradient_reduction_s(case, held, number), weight_gather_s(case, held, number)
     gain = habits.hidden_frac
     again = habits.gathers_per_microbatch - 1
     in_forward = hidden(gather_s, gather_beside, gain)
     each_time = zero >= 2
     # Under ZeRO-3 the second gather and the reduction share backward.
-    in_backward = np.where(zero >= 3, again * gather_s, 0.0) + np.where(each_time, reduce_s, 0.0)
-    beside = np.where(zero >= 3, np.maximum(again_beside, reduce_beside), reduce_beside)
+    in_backward = choose(zero >= 3, again * gather_s, 0.0) + choose(each_time, reduce_s, 0.0)
+    beside = choose(zero >= 3, larger(again_beside, reduce_beside), reduce_beside)
     exposed_backward = hidden(in_backward, beside, gain)
     each_forward = zero >= (2 if habits.zero2_shards_weights else 3)
-    per_microbatch = np.where(each_forward, in_forward, 0.0) + exposed_backward
-    last_reduction = np.where(each_time, 0.0, hidden(reduce_s, reduce_beside, gain))
-    first_gather = np.where((zero >= 1) & ~each_forward, in_forward, 0.0)
+    per_microbatch = choose(each_forward, in_forward, 0.0) + exposed_backward
+    last_reduction = choose(each_time, 0.0, hidden(reduce_s, reduce_beside, gain))
+    first_gather = choose((zero >= 1) & ~each_forward, in_forward + slices_s(case, kinds), 0.0)
     exists = kinds.exists
     return DataSeconds(
-        per_microbatch_s=np.where(exists, per_microbatch, 0.0),
-        per_step_s=np.where(exists, last_reduction + first_gather, 0.0),
+        per_microbatch_s=choose(exists, per_microbatch, 0.0),
+        per_step_s=choose(exists, last_reduction + first_gather, 0.0),
     )
 
 
 def stage_hop_bytes(case: Case) -> Floats:
     """One activation (or its gradient) between stages on one rank: s·b·h elements, / tp under sequence parallelism or
     where the framework scatters them (n,)."""
-    split = np.where(case.columns.sequence_parallel | case.habits.scatters_p2p, case.columns.tp, 1.0)
-    return np.asarray(case.states_bytes / split)
+    split = sequence_split(case.columns.sequence_parallel | case.habits.scatters_p2p, case.columns.tp)
+    return floats(case.states_bytes / split)
 
 
 def stage_hop_s(case: Case) -> Floats:
@@ -132,16 +156,18 @@ def stage_hop_s(case: Case) -> Floats:
 
 
 def exposed_hops_s(case: Case) -> Floats:
-    """Stage messages that one microbatch waits for in one direction (n,): one for each chunk, less what is hidden."""
-    chunks, habits = case.columns.num_model_chunks, case.habits
-    kept = 1 - np.where(chunks > 1, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
-    return np.asarray(chunks * kept * stage_hop_s(case))
+    """Stage messages that one microbatch waits for in one direction (n,): one for each part of the model on the rank,
+    less what is hidden."""
+    chunks, habits = case.columns.parts_per_rank, case.habits
+    kept = 1 - choose(chunks > 1, habits.interleaved_p2p_hidden_frac, habits.p2p_hidden_frac)
+    return floats(chunks * kept * stage_hop_s(case))
 
 
 def tied_embedding_s(case: Case) -> Floats:
-    """Once a step the first and the last stage add their gradients of a tied embedding: all-reduce of two [s] (n,);
-    nothing where it is frozen."""
-    if not case.model.tied_embeddings or case.rates.is_frozen:
+    """Once a step the first and the last stage add their gradients of a tied embedding, or of the copy that prediction
+    modules look up: all-reduce of two [s] (n,); nothing where it is frozen."""
+    has_copy = case.model.tied_embeddings or case.model.mtp_num_layers
+    if not has_copy or case.rates.is_frozen:
         return np.zeros(len(case.columns))
     sent = case.rates.gradient_bytes * case.vocab_rows * case.model.hidden_size
     return of_rows(point_to_point_s(sent, case.cluster, case.links.pp), case.tokens)

@@ -8,7 +8,9 @@ from tpdpdash.faults import Fault
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.frameworks import known_framework
 from tpdpdash.layout.placement import domain_block, members_per_block
+from tpdpdash.layout.schedules import SCHEDULE_FACTS
 from tpdpdash.layout.shard_rules import REPLICATES_KV
+from tpdpdash.layout.unused import unused_settings
 from tpdpdash.layout.vocabulary import padded_vocab_size
 from tpdpdash.units import ceil_div
 
@@ -31,7 +33,7 @@ def advice(model: ModelSpec, cluster: ClusterSpec | None, training: Training, la
         _few_microbatches(training, layout),
         _shards_nothing(layout),
     ]
-    return [remark for remark in remarks if remark is not None]
+    return [*(remark for remark in remarks if remark is not None), *unused_settings(model, training, layout)]
 
 
 def kv_weight_copies(model: ModelSpec, framework: str, tp: int) -> int:
@@ -88,7 +90,10 @@ def _order_is_fixed(layout: Layout) -> Fault | None:
 
 
 def _few_microbatches(training: Training, layout: Layout) -> Fault | None:
-    """A pipeline that idles more than half of its working time: (p − 1) / (v·m) > 1/2 (Narayanan 2021, section 2.2)."""
+    """A pipeline that idles more than half of its working time: (p − 1) / (v·m) > 1/2 (Narayanan 2021, section 2.2).
+    Split backwards fill most of that time."""
+    if SCHEDULE_FACTS[layout.schedule].splits_backward:
+        return None
     p, v, m = layout.pp, layout.num_model_chunks, layout.num_microbatches(training.global_batch_size)
     if 2 * (p - 1) <= v * m:
         return None

@@ -89,7 +89,7 @@ def _explain_batch(facts: Facts, layout: Layout) -> Explained:
 
 def _recompute_range(_facts: Facts, c: LayoutColumns) -> Flags:
     given = np.where(np.isnan(c.recompute_num_layers), 1.0, c.recompute_num_layers)
-    return flags((given < 1) | (given > np.maximum(c.stage_layers.max(axis=1), 1)))
+    return flags((given < 1) | (given > np.maximum(c.largest_stage, 1)))
 
 
 def _explain_recompute_range(_facts: Facts, layout: Layout) -> Explained:

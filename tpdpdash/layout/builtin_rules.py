@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from tpdpdash.layout.microbatch_rules import microbatches, uneven_rounds
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
+from tpdpdash.layout.world import nearest_of
 from tpdpdash.units import nearest_multiples
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from tpdpdash.layout.columns import LayoutColumns
@@ -83,8 +86,27 @@ def _tied_over_stages(facts: Facts, c: LayoutColumns) -> Flags:
     return flags((c.pp > 1) & facts.model.tied_embeddings)
 
 
-def _partial_shards(_facts: Facts, c: LayoutColumns) -> Flags:
-    return flags((c.zero_stage >= 1) & (c.dp_shard_size != c.dp))
+def _explain_uneven_rounds(facts: Facts, layout: Layout) -> Explained:
+    batch, replica = facts.training.global_batch_size, layout.micro_batch_size * layout.dp
+    m = layout.num_microbatches(batch)
+    legal = [n for n in range(1, 2 * m) if n % max(n // layout.pp, 1) == 0]
+    values = {"microbatches": m, "rounds": m // layout.pp}
+    return Explained(value=batch, values=values | {"nearest": tuple(n * replica for n in nearest_of(legal, m))})
+
+
+def _other_group(facts: Facts, c: LayoutColumns) -> Flags:
+    m, whole = microbatches(facts, c)
+    rounds = np.maximum(m // c.pp, 1)
+    is_even = whole & (m >= c.pp) & (m % rounds == 0)
+    return flags(is_even & c.is_schedule("interleaved") & (c.microbatch_group_size_per_vp_stage != m / rounds))
+
+
+def _explain_group(facts: Facts, layout: Layout) -> Explained:
+    m = layout.num_microbatches(facts.training.global_batch_size)
+    return Explained(
+        value=layout.microbatch_group_size_per_vp_stage,
+        values={"microbatches": m, "pp": layout.pp, "nearest": m // (m // layout.pp)},
+    )
 
 
 def _odd_head(facts: Facts, c: LayoutColumns) -> Flags:
@@ -122,16 +144,23 @@ _UNBUILT_PARTS: tuple[Rule, ...] = (
 BUILTIN_RULES: tuple[Rule, ...] = (
     _of_layout("builtin_no_context_parallel", "cp", lambda c: c.cp > 1, 1),
     _of_layout("builtin_no_expert_parallel", "ep", lambda c: c.ep > 1, 1),
-    _of_layout("builtin_no_zero", "zero_stage", lambda c: c.zero_stage >= 2, 1),
-    _of_layout("builtin_no_interleaving", "schedule", lambda c: c.is_schedule("interleaved"), "1f1b"),
     _of_layout("builtin_no_offload", "offload_optimizer", lambda c: c.offload_optimizer, False),
     _of_layout("builtin_no_offload", "offload_activations", lambda c: c.offload_activations, False),
     Rule(
-        code="builtin_no_partial_shards",
-        field="layout.dp_shard_size",
-        violated=_partial_shards,
-        explain=lambda _facts, layout: Explained(value=layout.dp_shard_size, values={"nearest": layout.dp}),
+        code="builtin_uneven_rounds",
+        field="training.global_batch_size",
+        violated=lambda facts, c: uneven_rounds(facts, c, "interleaved"),
+        explain=_explain_uneven_rounds,
         frameworks=BUILTIN,
+        source="torch 2.13 ScheduleInterleaved1F1B: m a multiple of its max(1, m // pp) rounds",
+    ),
+    Rule(
+        code="builtin_group_size",
+        field="layout.microbatch_group_size_per_vp_stage",
+        violated=_other_group,
+        explain=_explain_group,
+        frameworks=BUILTIN,
+        source="torch 2.13 ScheduleInterleaved1F1B: microbatches_per_round = m / (m // pp)",
     ),
     *_UNBUILT_PARTS,
     Rule(
@@ -159,4 +188,12 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     _of_training("builtin_optimizer", "optimizer", ("adamw", "sgd")),
     _of_training("builtin_only_full_training", "trainable", ("all",)),
     _of_training("builtin_no_dropout", "dropout", (0.0,)),
+    _of_training("builtin_no_graphs", "cuda_graphs", ("none",)),
+    _of_training("builtin_no_fp8_inputs", "fp8_activation_inputs", (False,)),
+    _of_training("builtin_not_deterministic", "deterministic", (False,)),
+    _of_training("builtin_no_packing", "packed_seq_len", (None,)),
+    _of_training("builtin_full_fp32", "tf32", (False, None)),
+    _of_training("builtin_no_prediction", "mtp_num_layers", (0, None)),
+    _of_training("builtin_no_launch_blocking", "launch_blocking", (False,)),
+    _of_training("builtin_only_core_attention", "recompute_modules", ((), ("core_attn",))),
 )

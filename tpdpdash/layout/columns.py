@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from tpdpdash.elementwise import choose
 from tpdpdash.layout.layout import RECOMPUTES, SCHEDULES, Layout, RecomputeMethod
+from tpdpdash.layout.schedules import FOLDED, MIRRORED, TWO_CHUNKS, is_among
 from tpdpdash.layout.stages import stage_columns
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ RECOMPUTE_METHODS: tuple[str, ...] = get_args(RecomputeMethod)
 class LayoutColumns:
     """n layouts. Every array has n rows; degrees and sizes are float64, so that no product of them can overflow.
 
-    Codes are indices into SCHEDULES, RECOMPUTES, RECOMPUTE_METHODS and `rank_orders`. Fields mean what Layout says.
+    Codes are indices into SCHEDULES, RECOMPUTES, RECOMPUTE_METHODS, `rank_orders` and the splits. Fields mean what
+    Layout says.
     """
 
     tp: Floats
@@ -72,19 +75,56 @@ class LayoutColumns:
     """Parameter gathering overlaps forward (n,)."""
     overlap_tp: Flags
     """TP messages overlap GEMMs (n,)."""
+    overlap_ep: Flags
+    """Expert messages run beside another microbatch's computation (n,)."""
     offload_optimizer: Flags
     """Optimizer states live in host memory (n,)."""
     offload_activations: Flags
     """Kept activations live in host memory (n,)."""
-    stage_layers: Floats
-    """Layers of each stage, all chunks together (n, S); 0 where a row has fewer stages than S."""
-    stage_mask: Flags
-    """Which stages exist (n, S)."""
+    split: NDArray[np.intp]
+    """Stage split: row of `split_layers` (n,)."""
+    split_layers: Floats
+    """The splits that occur, each once: layers of each stage, all chunks together (splits, S), 0 beyond the last."""
+    split_stages: NDArray[np.intp]
+    """Stages of each split (splits,)."""
     rank_orders: tuple[str, ...]
     """The rank orders that occur."""
 
     def __len__(self) -> int:
-        return len(self.tp)
+        return np.size(self.tp)
+
+    @property
+    def plain(self) -> LayoutColumns:
+        """The same; of a single row every (n,) is numpy's number instead of an array of one, for formulas alone."""
+        if len(self) != 1:
+            return self
+        only = {name: getattr(self, name)[0] for name in ROW_FIELDS}
+        return LayoutColumns(**only, **{name: getattr(self, name) for name in _SHARED})
+
+    @property
+    def stage_layers(self) -> Floats:
+        """Layers of each stage of each row (n, S); 0 where a row has fewer stages than S."""
+        return self.split_layers[self.split, : self._most_stages]
+
+    @property
+    def stage_mask(self) -> Flags:
+        """Which stages exist (n, S)."""
+        return np.arange(self._most_stages) < self.split_stages[self.split][:, None]
+
+    @property
+    def _most_stages(self) -> int:
+        return max(1, int(self.split_stages[self.split].max(initial=1)))
+
+    @property
+    def splits(self) -> list[tuple[int, ...]]:
+        """Every split as Layout.layers_per_stage."""
+        pairs = zip(self.split_layers.astype(int).tolist(), self.split_stages.tolist(), strict=True)
+        return [tuple(layers[:stages]) for layers, stages in pairs]
+
+    @property
+    def largest_stage(self) -> Floats:
+        """Layers of each row's largest stage (n,)."""
+        return np.asarray(self.split_layers.max(axis=1, initial=0.0)[self.split])
 
     @property
     def world_size(self) -> Floats:
@@ -96,6 +136,11 @@ class LayoutColumns:
         """Replicas of each expert shard: tp · cp · dp / (etp · ep)."""
         return self.tp * self.cp * self.dp / (self.etp * self.ep)
 
+    @property
+    def parts_per_rank(self) -> Floats:
+        """Parts of the model that each rank runs one after the other: its chunks, under DualPipe two stages (n,)."""
+        return choose(is_among(self.schedule, MIRRORED), 2.0, self.num_model_chunks)
+
     def num_microbatches(self, global_batch_size: int) -> Floats:
         """Microbatches of one step on one replica (n,); a fraction where the batch does not divide."""
         return global_batch_size / (self.micro_batch_size * self.dp)
@@ -105,12 +150,16 @@ class LayoutColumns:
         return np.equal(self.schedule, SCHEDULES.index(name))
 
     def take(self, index: NDArray[Any]) -> LayoutColumns:
-        """The rows of an index or boolean mask, stages beyond the largest pp of them cut off."""
-        arrays = {name: getattr(self, name)[index] for name in _ARRAYS}
-        stages = max(1, int(arrays["stage_mask"].sum(axis=1).max(initial=1)))
-        arrays["stage_layers"] = arrays["stage_layers"][:, :stages]
-        arrays["stage_mask"] = arrays["stage_mask"][:, :stages]
-        return LayoutColumns(**arrays, rank_orders=self.rank_orders)
+        """The rows of an index or boolean mask; the splits stay as they are."""
+        rows = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        arrays = {name: getattr(self, name).take(rows) for name in ROW_FIELDS}
+        return LayoutColumns(**arrays, **{name: getattr(self, name) for name in _SHARED})
+
+    def runs(self, ignoring: frozenset[str] = frozenset()) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(first row of each run, run of each row): runs of neighbours that differ at most in the columns
+        `ignoring`."""
+        compared = [getattr(self, name) for name in ROW_FIELDS if name not in ignoring | _WITH_NAN]
+        return equal_runs(compared + [np.nan_to_num(getattr(self, name), nan=-1.0) for name in _WITH_NAN - ignoring])
 
     def layout(self, row: int) -> Layout:
         """One row as a Layout."""
@@ -118,7 +167,8 @@ class LayoutColumns:
         values |= {name: bool(getattr(self, name)[row]) for name in _FLAGS}
         values |= {name: legend[int(getattr(self, name)[row])] for name, legend in _LEGENDS.items()}
         recomputed = float(self.recompute_num_layers[row])
-        stages = self.stage_layers[row][self.stage_mask[row]]
+        split = int(self.split[row])
+        stages = self.split_layers[split, : self.split_stages[split]]
         return Layout(
             **values,
             rank_order=self.rank_orders[int(self.rank_order[row])],
@@ -135,19 +185,15 @@ class LayoutColumns:
             arrays[name] = np.array([legend.index(getattr(x, name)) for x in layouts], np.uint8)
         orders = tuple(dict.fromkeys(x.rank_order for x in layouts))
         given = [x.recompute_num_layers for x in layouts]
-        stages = max((len(x.layers_per_stage) for x in layouts), default=1) or 1
-        layers = np.zeros((len(layouts), stages))
-        mask = np.zeros((len(layouts), stages), np.bool_)
-        for row, layout in enumerate(layouts):
-            layers[row, : len(layout.layers_per_stage)] = layout.layers_per_stage
-            mask[row, : len(layout.layers_per_stage)] = True
+        splits = {x.layers_per_stage: None for x in layouts}
+        places = {split: place for place, split in enumerate(splits)}
         return cls(
             **arrays,
             rank_order=np.array([orders.index(x.rank_order) for x in layouts], np.uint8),
             rank_orders=orders,
             recompute_num_layers=np.array([np.nan if n is None else n for n in given], np.float64),
-            stage_layers=layers,
-            stage_mask=mask,
+            split=np.array([places[x.layers_per_stage] for x in layouts], np.intp),
+            **split_table(list(splits)),
         )
 
     @classmethod
@@ -155,32 +201,67 @@ class LayoutColumns:
         """Columns from arrays or scalars by field name, broadcast against each other.
 
         What is not given takes the default of Layout; etp, dp_shard_size, the group size, schedule and
-        sequence_parallel follow the degrees as in a Job. `stage_layers` with `stage_mask` may be given (n, S);
+        sequence_parallel follow the degrees as in a Job. `split` with `split_layers` and `split_stages` may be given;
         otherwise each row gets the most even split.
         """
-        split = [given.pop(name, None) for name in ("stage_layers", "stage_mask")]
+        splits: dict[str, Any] = {name: given.pop(name) for name in _SPLIT_FIELDS if name in given}
         orders = rank_orders or (Layout().rank_order,)
         values = _with_defaults(given)
         rows = np.broadcast_shapes(*(np.shape(value) for value in values.values()), (1,))
-        arrays = {n: np.broadcast_to(np.asarray(v, _DTYPES[n]), rows).copy() for n, v in values.items()}
-        if split[0] is None:
-            flags = arrays["account_for_embedding"], arrays["account_for_loss"]
-            split = list(stage_columns(num_layers, arrays["pp"], *flags))
-        return cls(**arrays, stage_layers=split[0], stage_mask=split[1], rank_orders=orders)
+        arrays = {n: _filled(np.asarray(v, _DTYPES[n]), rows) for n, v in values.items()}
+        return cls(**arrays, **(splits or _even_splits(num_layers, arrays)), rank_orders=orders)
 
     @classmethod
     def joined(cls, parts: Sequence[LayoutColumns]) -> LayoutColumns:
         """The rows of several columns one after the other."""
         orders = tuple(dict.fromkeys(order for part in parts for order in part.rank_orders))
-        stages = max(part.stage_layers.shape[1] for part in parts)
         arrays: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in (*_COUNTS, *_FLAGS)}
         for name in (*_LEGENDS, "recompute_num_layers"):
             arrays[name] = np.concatenate([getattr(part, name) for part in parts])
         codes = [np.array([orders.index(o) for o in part.rank_orders], np.uint8)[part.rank_order] for part in parts]
-        for name in ("stage_layers", "stage_mask"):
-            widen = [(getattr(part, name), stages - part.stage_layers.shape[1]) for part in parts]
-            arrays[name] = np.concatenate([np.pad(a, ((0, 0), (0, more))) for a, more in widen])
-        return cls(**arrays, rank_order=np.concatenate(codes), rank_orders=orders)
+        places: dict[tuple[int, ...], int] = {}
+        moved = [np.array([places.setdefault(s, len(places)) for s in part.splits], np.intp) for part in parts]
+        return cls(
+            **arrays,
+            rank_order=np.concatenate(codes),
+            rank_orders=orders,
+            split=np.concatenate([to[part.split] for to, part in zip(moved, parts, strict=True)]),
+            **split_table(list(places)),
+        )
+
+
+def split_table(splits: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """split_layers and split_stages of LayoutColumns for some splits."""
+    stages = np.array([len(split) for split in splits], np.intp)
+    layers = np.zeros((len(splits), int(stages.max(initial=1))))
+    for place, split in enumerate(splits):
+        layers[place, : len(split)] = split
+    return {"split_layers": layers, "split_stages": stages}
+
+
+def _filled(values: NDArray[Any], rows: tuple[int, ...]) -> NDArray[Any]:
+    """The values, one a row."""
+    return values if values.shape == rows else np.broadcast_to(values, rows).copy()
+
+
+def _even_splits(num_layers: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """split, split_layers and split_stages of the most even split of each row."""
+    names = ("pp", "account_for_embedding", "account_for_loss")
+    keys = [arrays[name] for name in names] + [is_among(arrays["schedule"], FOLDED)]
+    cases, split = np.unique(np.column_stack(keys), axis=0, return_inverse=True)
+    layers, mask = stage_columns(num_layers, *cases.T)
+    return {"split": split.reshape(-1), "split_layers": layers, "split_stages": mask.sum(axis=1)}
+
+
+def equal_runs(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(first row of each run, run of each row): runs of neighbours over which all of some arrays (n,) or (n, …) are
+    equal; NaN equals nothing."""
+    starts = np.zeros(len(arrays[0]), np.bool_)
+    starts[:1] = True
+    for array in arrays:
+        differs = array[1:] != array[:-1]
+        starts[1:] |= differs if differs.ndim == 1 else differs.any(axis=tuple(range(1, differs.ndim)))
+    return np.flatnonzero(starts), np.cumsum(starts) - 1
 
 
 _LEGENDS: dict[str, tuple[str, ...]] = {
@@ -188,7 +269,15 @@ _LEGENDS: dict[str, tuple[str, ...]] = {
     "recompute": RECOMPUTES,
     "recompute_method": RECOMPUTE_METHODS,
 }
-_ARRAYS = tuple(f.name for f in fields(LayoutColumns) if f.name != "rank_orders")
+_SPLIT_FIELDS = ("split", "split_layers", "split_stages")
+_SHARED = ("split_layers", "split_stages", "rank_orders")
+ROW_FIELDS = tuple(f.name for f in fields(LayoutColumns) if f.name not in _SHARED)
+SHARDING = frozenset(
+    {"zero_stage", "dp_shard_size", "offload_optimizer", "overlap_grad_reduce", "overlap_param_gather"}
+)
+"""Columns that decide where states live and how they travel: a pass over the layers does not read them."""
+_WITH_NAN = frozenset({"recompute_num_layers"})
+"""Columns in which NaN is a value like any other: equal to itself."""
 _FLAGS = tuple(f.name for f in fields(Layout) if f.type == "bool")
 _COUNTS = tuple(f.name for f in fields(Layout) if f.type == "int")
 _DTYPES: dict[str, Any] = {
@@ -202,7 +291,11 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     plain = Layout()
     values: dict[str, Any] = {name: getattr(plain, name) for name in (*_COUNTS, *_FLAGS)}
     values |= {"rank_order": 0, "recompute": 0, "recompute_method": 0, "recompute_num_layers": np.nan}
+    values |= {"num_model_chunks": np.where(is_among(np.asarray(given.get("schedule", 0), np.intp), TWO_CHUNKS), 2, 1)}
     values |= given
+    follows = ("etp", "dp_shard_size", "microbatch_group_size_per_vp_stage", "schedule", "sequence_parallel")
+    if all(name in given for name in follows):
+        return values
     degrees = {name: values[name] for name in ("tp", "pp", "dp", "num_model_chunks")}
     return values | following_keys(**degrees) | given
 

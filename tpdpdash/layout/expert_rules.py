@@ -69,8 +69,8 @@ def _pp_not_last(_facts: Facts, c: LayoutColumns) -> Flags:
 
 
 def _splits_pipelines(_facts: Facts, c: LayoutColumns) -> Flags:
-    dense, expert = strides(c, "tp", "pp"), strides(c, "ep", "pp")
-    return flags(_pp_inside(c) & (c.expert_dp == c.dp) & (dense != expert))
+    inside = _pp_inside(c) & (c.expert_dp == c.dp)
+    return flags(inside & (strides(c, "tp", "pp") != strides(c, "ep", "pp"))) if inside.any() else inside
 
 
 def _ends_with_pp(c: LayoutColumns) -> Flags:
@@ -91,14 +91,25 @@ def _needs_sequence_parallel(facts: Facts, c: LayoutColumns) -> Flags:
 EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         code="no_experts",
+        of_degrees=True,
         field="layout.ep",
         violated=_no_experts,
         explain=lambda _facts, layout: Explained(value=layout.ep, values={"nearest": 1}),
     ),
-    Rule(code="experts_not_divisible", field="layout.ep", violated=_experts, explain=_explain_experts),
-    Rule(code="expert_ffn_not_divisible", field="layout.etp", violated=_expert_ffn, explain=_explain_expert_ffn),
-    Rule(code="expert_grid_not_divisible", field="layout.etp", violated=_etp_grid, explain=_explain_grid),
-    Rule(code="expert_grid_not_divisible", field="layout.ep", violated=_ep_grid, explain=_explain_grid),
+    Rule(code="experts_not_divisible", of_degrees=True, field="layout.ep", violated=_experts, explain=_explain_experts),
+    Rule(
+        code="expert_ffn_not_divisible",
+        of_degrees=True,
+        field="layout.etp",
+        violated=_expert_ffn,
+        explain=_explain_expert_ffn,
+    ),
+    Rule(
+        code="expert_grid_not_divisible", of_degrees=True, field="layout.etp", violated=_etp_grid, explain=_explain_grid
+    ),
+    Rule(
+        code="expert_grid_not_divisible", of_degrees=True, field="layout.ep", violated=_ep_grid, explain=_explain_grid
+    ),
     Rule(
         code="rank_order_pp_not_last",
         field="layout.rank_order",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
-from tpdpdash.fields import nearest
-from tpdpdash.training import FRAMEWORKS
+from tpdpdash.fields import nearest_words
+from tpdpdash.training import FRAMEWORKS, ContextMessages, Training
 
 MEGATRON = frozenset({"megatron-core", "megatron-2022", "megatron-deepspeed"})
 """Megatron-LM and its branches: replicate KV heads, pad the vocabulary, run fewer microbatches than stages."""
@@ -15,13 +16,52 @@ TORCH_PIPELINING = frozenset({"fsdp1", "fsdp2", "builtin"})
 """Pipelines by torch.distributed.pipelining: at least as many microbatches as stages."""
 DEEPSPEED_ENGINES = frozenset({"deepspeed", "megatron-deepspeed"})
 """Run by DeepSpeed's engine: a pipeline goes with ZeRO 0 or 1 only."""
+PIPELINE_WITHOUT_ZERO_2 = DEEPSPEED_ENGINES | {"builtin"}
+"""Shard gradients and weights only where there is no pipeline."""
+MEGATRON_OF_2022 = frozenset({"megatron-2022"})
+"""Neither context nor expert parallelism, and of ZeRO the states only."""
+DIVIDES_HEADS_FOR_CONTEXT = DEEPSPEED_ENGINES
+"""Context parallelism by all-to-all: DeepSpeed-Ulysses, arXiv:2309.14509. Others send keys and values round a ring:
+Transformer Engine's and torch's default."""
 ALL = frozenset(FRAMEWORKS)
 DEFAULT_FRAMEWORK = "megatron-core"
+FRAMEWORK_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("megatron", "deepspeed"), "megatron-deepspeed"),
+    (("automodel",), "fsdp2"),
+    (("megatron",), "megatron-core"),
+    (("nemo",), "megatron-core"),
+    (("torchtitan",), "fsdp2"),
+    (("fsdp2",), "fsdp2"),
+    (("fsdp",), "fsdp1"),
+    (("foundry",), "fsdp1"),
+    (("deepspeed",), "deepspeed"),
+    (("jax",), "jax"),
+    (("maxtext",), "jax"),
+    (("pax",), "jax"),
+    (("nanotron",), "nanotron"),
+    (("internevo",), "internevo"),
+    (("internlm",), "internevo"),
+    (("torch",), "fsdp2"),
+)
+"""Words in a framework's name, and the family; the first line whose words all stand there holds."""
+MISSPELT_LIKENESS = 0.75
+"""From here on another spelling is a slip: megatron-cor is, nemo for internevo is not."""
 
 
+def framework_by_words(name: str) -> str | None:
+    """The family whose words stand in a framework's name; None where none do."""
+    lower = name.lower()
+    return next((found for words, found in FRAMEWORK_WORDS if all(word in lower for word in words)), None)
+
+
+@cache
 def known_framework(name: str) -> str:
-    """The framework whose habits are used for `name`: itself, or the one that is spelled most like it."""
-    return name if name in FRAMEWORKS else nearest(name, FRAMEWORKS) or DEFAULT_FRAMEWORK
+    """The framework whose habits are used for `name`: itself, however it is written, or misspelt; the family whose
+    words stand in it; else Megatron-Core."""
+    if name in FRAMEWORKS:
+        return name
+    misspelt = nearest_words(name, FRAMEWORKS, most=1, cutoff=MISSPELT_LIKENESS)
+    return next(iter(misspelt), None) or framework_by_words(name) or DEFAULT_FRAMEWORK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +74,9 @@ class OverlapHabit:
     """Gathering of sharded weights runs beside forward."""
     tp: bool
     """Tensor parallel messages run beside their GEMMs."""
+    ep: bool = False
+    """Expert messages run beside another microbatch's computation: asked for everywhere, since it needs a pipeline that
+    interleaves, or none."""
 
 
 _NONE = OverlapHabit(grad_reduce=False, param_gather=False, tp=False)
@@ -58,7 +101,7 @@ OVERLAP_HABITS: Mapping[str, OverlapHabit] = MappingProxyType(
         "nanotron": OverlapHabit(grad_reduce=True, param_gather=False, tp=False),
         # InternEvo's overlap_sync_grad and overlap_sync_param.
         "internevo": _DATA_PARALLEL,
-        # One flat reduction after the pipeline's last backward.
+        # One flat reduction after the pipeline's last backward. ZeRO 2 and 3 are FSDP2's and overlap on GPUs.
         "builtin": _NONE,
     }
 )
@@ -76,4 +119,12 @@ def overlap_keys(framework: str) -> dict[str, bool]:
         "overlap_grad_reduce": habit.grad_reduce,
         "overlap_param_gather": habit.param_gather,
         "overlap_tp": habit.tp,
+        "overlap_ep": habit.ep,
     }
+
+
+def cp_comm_type(training: Training) -> ContextMessages:
+    """How context parallel ranks meet each other's keys: as asked, or as the framework does."""
+    if training.cp_comm_type is not None:
+        return training.cp_comm_type
+    return "a2a" if known_framework(training.framework) in DIVIDES_HEADS_FOR_CONTEXT else "p2p"

@@ -50,7 +50,7 @@ EXPERT_GROUPS: Mapping[str, tuple[str, ...]] = {
 
 def rank_order_faults(text: object, degrees: Mapping[str, int]) -> list[Fault]:
     """Everything that is wrong with an order: unknown or repeated names, and names that are missing though their degree
-    exceeds 1."""
+    exceeds 1; tp stands for etp too."""
     if not isinstance(text, str):
         return [Fault(code="not_text", field=ORDER_FIELD, value=text)]
     if not text:
@@ -71,13 +71,14 @@ def rank_order_faults(text: object, degrees: Mapping[str, int]) -> list[Fault]:
         for name in ORDER_NAMES
         if tokens.count(name) > 1
     ]
-    missing = [name for name in ORDER_NAMES if name not in tokens and degrees.get(name, 1) > 1]
+    sizes = {**degrees, "tp": max(degrees.get("tp", 1), degrees.get("etp", 1))}
+    missing = [name for name in ORDER_NAMES if name not in tokens and sizes.get(name, 1) > 1]
     return faults + [
         Fault(
             code="rank_order_missing_name",
             field=ORDER_FIELD,
             value=text,
-            values={"token": name, "degree": degrees[name]},
+            values={"token": name, "degree": sizes[name]},
         )
         for name in missing
     ]

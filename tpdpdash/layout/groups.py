@@ -71,7 +71,7 @@ def rank_groups(
         faults = expert_grid_faults(world_size, pp=pp, ep=ep, etp=etp)
     layout = Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp)
     dense, expert = dense_sizes(layout), expert_sizes(layout)
-    order_faults = rank_order_faults(order, {**dense, "ep": ep, "tp": max(tp, etp)})
+    order_faults = rank_order_faults(order, {**dense, "ep": ep, "etp": etp})
     if not faults and not order_faults:
         faults = pipeline_faults("-".join(complete_rank_order(order)), dense, expert)
     if faults or order_faults:

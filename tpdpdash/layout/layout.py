@@ -57,13 +57,15 @@ class Layout:
     account_for_embedding: bool = False
     """The embedding counts as one layer in the split."""
     account_for_loss: bool = False
-    """The head and loss count as one layer in the split."""
+    """The head and loss count as one layer in the split, each prediction module as one more."""
     overlap_grad_reduce: bool = True
     """Gradient reduction overlaps backward; defaults to the framework's habit."""
     overlap_param_gather: bool = True
     """Parameter gathering overlaps forward; defaults to the framework's habit."""
     overlap_tp: bool = False
     """TP messages overlap GEMMs; defaults to the framework's habit."""
+    overlap_ep: bool = False
+    """Expert messages of one microbatch run beside another's computation; defaults to the framework's habit."""
     offload_optimizer: bool = False
     """Optimizer states live in host memory."""
     offload_activations: bool = False
@@ -119,6 +121,7 @@ class LayoutPins:
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     overlap_tp: bool | None = None
+    overlap_ep: bool | None = None
     offload_optimizer: bool | None = None
     offload_activations: bool | None = None
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.elementwise import larger, smaller
 from tpdpdash.layout.grid import (
     DENSE_AXES,
     DENSE_GROUPS,
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
+
+
+BLOCKS_AT_ONCE = 256
+"""Blocks whose members are counted at once."""
 
 
 def domain_block(cluster: ClusterSpec) -> int:
@@ -59,17 +65,24 @@ def members_per_block(columns: LayoutColumns, kind: str, block_size: int) -> Flo
     emptiest block counts, because its links are the ones that a collective waits for. Exact for every order.
     """
     sizes, names = _grid(columns, kind)
+    if len(columns) == 1 or len(columns.rank_orders) == 1:
+        code = int(np.max(columns.rank_order)) if len(columns) == 1 else 0
+        return _members(sizes, complete_rank_order(columns.rank_orders[code]), names, block_size)
     members = np.ones(len(columns))
     for rows, order in _by_order(columns):
-        own = {name: size[rows] for name, size in sizes.items()}
-        last = max(order.index(name) for name in names)
-        stride, inside = np.ones(len(rows)), np.ones(len(rows))
-        for name in order[: last + 1]:
-            if name in names:
-                inside *= np.clip(np.floor(block_size / stride), 1, own[name])
-            stride *= own[name]
-        members[rows] = _with_counted(inside, own, order, last, block_size, names)
+        members[rows] = _members({name: size[rows] for name, size in sizes.items()}, order, names, block_size)
     return members
+
+
+def _members(sizes: Mapping[str, Floats], order: Sequence[str], names: Sequence[str], block_size: int) -> Floats:
+    """`members_per_block` of rows with one order."""
+    last = max(order.index(name) for name in names)
+    stride = inside = sizes[order[0]] / sizes[order[0]]
+    for name in order[: last + 1]:
+        if name in names:
+            inside = inside * smaller(larger(np.floor(block_size / stride), 1.0), sizes[name])
+        stride = stride * sizes[name]
+    return _with_counted(inside, sizes, order, last, block_size, names)
 
 
 def strides(columns: LayoutColumns, kind: str, name: str) -> Floats:
@@ -78,13 +91,13 @@ def strides(columns: LayoutColumns, kind: str, name: str) -> Floats:
     stride = np.ones(len(columns))
     for rows, order in _by_order(columns):
         for before in order[: order.index(name)]:
-            stride[rows] *= sizes[before][rows]
+            stride[rows] *= np.ravel(sizes[before])[rows]
     return stride
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ranks:
-    """Consecutive ranks of one grid, until groups and blocks both repeat."""
+    """Consecutive ranks of one grid, in whole blocks."""
 
     coordinates: Mapping[str, NDArray[np.int64]]
     """Coordinate of each rank along each degree."""
@@ -118,26 +131,41 @@ def _with_counted(
     names: Sequence[str],
 ) -> Floats:
     """`even` for the rows whose strides fit the block; for the others the emptiest block of each different grid."""
-    stride, fits = np.ones(len(even)), np.ones(len(even), np.bool_)
-    for name in order[: last + 1]:
-        stride = stride * sizes[name]
-        fits &= (block_size % stride == 0) | (stride % block_size == 0)
-    uneven = np.flatnonzero(~fits)
-    if not len(uneven):
+    stride, fits = sizes[order[0]], np.True_
+    for place, name in enumerate(order[: last + 1]):
+        stride = stride * sizes[name] if place else stride
+        fits = fits & ((block_size % stride == 0) | (stride % block_size == 0))
+    if fits.all():
         return even
-    degrees = np.stack([sizes[name][uneven] for name in order], axis=1)
+    uneven = np.flatnonzero(~fits)
+    degrees = np.stack([np.atleast_1d(sizes[name])[uneven] for name in order], axis=1)
     cases, which = np.unique(degrees, axis=0, return_inverse=True)
-    grids = [dict(zip(order, case, strict=True)) for case in cases.astype(int).tolist()]
-    counted = [_emptiest(_ranks(grid, last, block_size), names) for grid in grids]
-    found = even.copy()
+    grids = [tuple(zip(order, case, strict=True)) for case in cases.astype(int).tolist()]
+    counted = [_counted(grid, last, block_size, tuple(names)) for grid in grids]
+    found = np.atleast_1d(even).copy()
     found[uneven] = np.array(counted, np.float64)[which.reshape(-1)]
-    return found
+    return found if np.ndim(even) else found[0]
 
 
-def _ranks(sizes: Mapping[str, int], last: int, block_size: int) -> _Ranks:
-    """Groups repeat after the degrees up to the group's last, blocks after their size; what follows is the same."""
-    products = np.cumprod(np.array(list(sizes.values()), np.int64))
-    ranks = np.arange(min(int(products[-1]), math.lcm(int(products[last]), block_size)))
+@lru_cache(maxsize=65536)
+def _counted(grid: tuple[tuple[str, int], ...], last: int, block_size: int, names: tuple[str, ...]) -> int:
+    """Members of the emptiest block, counted rank by rank once for each grid, until a block has one: none has fewer.
+
+    Groups repeat after the degrees up to the group's last, blocks after their size; what follows is the same.
+    """
+    sizes = dict(grid)
+    products = np.cumprod(np.array(list(sizes.values()), np.int64)).tolist()
+    end, step = min(products[-1], math.lcm(products[last], block_size)), BLOCKS_AT_ONCE * block_size
+    fewest: int = end
+    for start in range(0, end, step):
+        fewest = min(fewest, _emptiest(_ranks(sizes, np.arange(start, min(start + step, end)), block_size), names))
+        if fewest == 1:
+            break
+    return fewest
+
+
+def _ranks(sizes: Mapping[str, int], ranks: NDArray[np.int64], block_size: int) -> _Ranks:
+    """Where whole blocks of ranks stand in the grid."""
     coordinates, rest = {}, ranks
     for name, size in sizes.items():
         rest, coordinates[name] = np.divmod(rest, size)
@@ -145,6 +173,9 @@ def _ranks(sizes: Mapping[str, int], last: int, block_size: int) -> _Ranks:
 
 
 def _by_order(columns: LayoutColumns) -> Iterator[tuple[NDArray[np.int64], tuple[str, ...]]]:
+    if len(columns.rank_orders) == 1:
+        yield np.arange(len(columns)), complete_rank_order(columns.rank_orders[0])
+        return
     for code in np.unique(columns.rank_order):
         yield np.flatnonzero(columns.rank_order == code), complete_rank_order(columns.rank_orders[code])
 
@@ -154,6 +185,6 @@ def _grid(columns: LayoutColumns, kind: str) -> tuple[dict[str, Floats], tuple[s
     if not dense and kind not in EXPERT_GROUPS:
         raise ValueError(f"kind={kind!r} is no group; use one of {(*DENSE_GROUPS, *EXPERT_GROUPS)}")
     axes, groups = (DENSE_AXES, DENSE_GROUPS) if dense else (EXPERT_AXES, EXPERT_GROUPS)
-    one = np.ones(len(columns))
+    one = columns.tp / columns.tp
     sizes = {name: getattr(columns, axes[name]) if name in axes else one for name in ORDER_NAMES}
     return sizes, groups[kind]

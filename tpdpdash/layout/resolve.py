@@ -11,7 +11,9 @@ from tpdpdash.layout.columns import RECOMPUTE_METHODS, following_keys
 from tpdpdash.layout.frameworks import overlap_keys
 from tpdpdash.layout.grid import rank_order_faults
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, Layout, LayoutPins
-from tpdpdash.layout.rules import check_layout
+from tpdpdash.layout.prediction import counted_ends, loss_units, mtp_layers
+from tpdpdash.layout.rules import AT_LEAST_ONE, DEGREES, check_layout
+from tpdpdash.layout.schedules import SCHEDULE_FACTS
 from tpdpdash.layout.shard_rules import ZERO_STAGES
 from tpdpdash.layout.stages import even_stage_layers, pinned_stage_layers
 from tpdpdash.layout.world import range_faults, world_faults
@@ -21,17 +23,12 @@ if TYPE_CHECKING:
     from tpdpdash.model.spec import ModelSpec
     from tpdpdash.training import Training
 
-DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp")
-POSITIVE = (
-    *DEGREES,
-    "micro_batch_size",
-    "num_model_chunks",
-    "microbatch_group_size_per_vp_stage",
-    "dp_shard_size",
-    "recompute_num_layers",
-)
+POSITIVE = (*AT_LEAST_ONE, "recompute_num_layers")
 CHOICES = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "recompute_method": RECOMPUTE_METHODS}
 STAGE_PINS = ("first_stage_layers", "last_stage_layers")
+COUNTED_ENDS = ("account_for_embedding", "account_for_loss")
+SPLIT_PINS = ("layers_per_stage", *STAGE_PINS, *COUNTED_ENDS)
+"""Keys that decide the split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +68,7 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
     """Every key filled in, with the faults found on the way; nothing is raised."""
     given = pins.given()
     faults = range_faults({name: given[name] for name in POSITIVE if name in given})
-    low, high = ZERO_STAGES
-    faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=low, high=high)
+    faults += range_faults({"zero_stage": given.get("zero_stage", 1)}, low=ZERO_STAGES[0], high=ZERO_STAGES[-1])
     faults += [
         _unknown(name, given[name], known) for name, known in CHOICES.items() if given.get(name, known[0]) not in known
     ]
@@ -80,10 +76,15 @@ def draft_layout(pins: LayoutPins, model: ModelSpec, training: Training, world_s
         given.pop(fault.field.removeprefix("layout."), None)
     degrees, degree_faults = _degrees(given, world_size)
     order = given.get("rank_order", DEFAULT_RANK_ORDER)
-    order_faults = rank_order_faults(order, {**degrees, "tp": max(degrees["tp"], degrees["etp"])})
+    order_faults = rank_order_faults(order, degrees)
     values = _defaults(given, degrees, training) | given | degrees
     values["rank_order"] = DEFAULT_RANK_ORDER if order_faults else order
-    values["layers_per_stage"], stage_faults = _stage_layers(given, model.num_layers, degrees["pp"])
+    modules, folded = mtp_layers(model, training), SCHEDULE_FACTS[values["schedule"]].placement == "fold"
+    counted = _counted_ends(given, model.num_layers, degrees["pp"], modules, folded)
+    values |= counted
+    values["layers_per_stage"], stage_faults = _stage_layers(
+        given | counted, model.num_layers, degrees["pp"], modules, folded
+    )
     known = {field.name for field in fields(Layout)}
     layout = Layout(**{name: value for name, value in values.items() if name in known})
     return Draft(layout=layout, faults=(*faults, *degree_faults, *order_faults, *stage_faults))
@@ -109,17 +110,34 @@ def _degrees(given: dict[str, Any], world_size: int | None) -> tuple[dict[str, i
 
 def _defaults(given: dict[str, Any], degrees: dict[str, int], training: Training) -> dict[str, Any]:
     """What follows from the degrees, the chunks and the framework."""
-    chunks = int(given.get("num_model_chunks", 1))
+    facts = SCHEDULE_FACTS.get(given.get("schedule", ""), SCHEDULE_FACTS["none"])
+    chunks = int(given.get("num_model_chunks", facts.num_model_chunks or 1))
     follows = following_keys(tp=degrees["tp"], pp=degrees["pp"], dp=degrees["dp"], num_model_chunks=chunks)
     follows["schedule"] = SCHEDULES[int(follows["schedule"])]
     follows["sequence_parallel"] = bool(follows["sequence_parallel"])
-    return follows | overlap_keys(training.framework)
+    return follows | {"num_model_chunks": chunks} | overlap_keys(training.framework)
 
 
-def _stage_layers(given: dict[str, Any], num_layers: int, pp: int) -> tuple[tuple[int, ...], list[Fault]]:
+def _counted_ends(given: dict[str, Any], num_layers: int, pp: int, modules: int, folded: bool) -> dict[str, bool]:
+    """The account_for flags where nothing about the split is given: none, but where prediction modules stand at the end
+    of the model they count with the loss, and the embedding too where stages are only then equal."""
+    if not modules or pp == 1 or any(name in given for name in SPLIT_PINS):
+        return {}
+    return dict(zip(COUNTED_ENDS, counted_ends(num_layers, pp, modules, folded=folded), strict=True))
+
+
+def _stage_layers(
+    given: dict[str, Any], num_layers: int, pp: int, modules: int, folded: bool
+) -> tuple[tuple[int, ...], list[Fault]]:
     """The explicit split: as given, or from the pinned ends, or the most even one."""
-    account = {name: bool(given.get(name, False)) for name in ("account_for_embedding", "account_for_loss")}
-    even = even_stage_layers(num_layers, pp, **account)
+    account = {name: bool(given.get(name, False)) for name in COUNTED_ENDS}
+    even = even_stage_layers(
+        num_layers,
+        pp,
+        account_for_embedding=account["account_for_embedding"],
+        account_for_loss=loss_units(account["account_for_loss"], modules),
+        folded=folded,
+    )
     pinned = {name: given[name] for name in STAGE_PINS if name in given}
     explicit = given.get("layers_per_stage")
     if explicit is not None:

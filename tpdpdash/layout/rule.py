@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.faults import Fault
+from tpdpdash.layout.columns import SHARDING, LayoutColumns
 from tpdpdash.layout.frameworks import ALL, known_framework
+from tpdpdash.layout.prediction import mtp_layers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from tpdpdash.cluster.spec import ClusterSpec
-    from tpdpdash.layout.columns import LayoutColumns
     from tpdpdash.layout.layout import Layout
     from tpdpdash.model.spec import ModelSpec
     from tpdpdash.training import Training
@@ -49,6 +50,11 @@ class Facts:
         """The framework whose rules hold: the asked one, or the nearest that we know."""
         return known_framework(self.training.framework)
 
+    @property
+    def mtp_layers(self) -> int:
+        """Prediction modules that are trained."""
+        return mtp_layers(self.model, self.training)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
@@ -76,6 +82,14 @@ class Rule:
     """Whose rule it is."""
     source: str = ""
     """Where the rule comes from, when it is one framework's."""
+    of_degrees: bool = False
+    """It reads tp, cp, pp, dp, ep and etp and no other column: asked once for many rows with the same degrees."""
+
+    @property
+    def of_states(self) -> bool:
+        """It is about a key that decides where states live. No other rule reads such a column: the others are asked
+        once for rows that differ in nothing else."""
+        return self.field.removeprefix("layout.") in SHARDING
 
     def fault(self, facts: Facts, layout: Layout) -> Fault:
         """The fault of one layout that breaks the rule."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpdpdash.faults import range_values
-from tpdpdash.layout.frameworks import ALL, DEEPSPEED_ENGINES, MEGATRON
+from tpdpdash.layout.frameworks import ALL, MEGATRON, MEGATRON_OF_2022, PIPELINE_WITHOUT_ZERO_2, cp_comm_type
 from tpdpdash.layout.rule import Explained, Facts, Rule, all_rows, flags
 from tpdpdash.layout.world import nearest_of
 from tpdpdash.model.counts import num_moe_layers
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 REPLICATES_KV = MEGATRON | {"jax"}
 """Frameworks that give each rank a copy of a KV head where tp exceeds the KV heads."""
 MOST_LEGAL_SHOWN = 16
-ZERO_STAGES = (0, 3)
-"""The lowest and the highest of the whole numbers that a ZeRO stage can be."""
+ZERO_STAGES = (0, 1, 2, 3)
+"""What a ZeRO stage can be."""
 
 
 # ------------------------------------------------------------------------------------------------ world
@@ -85,6 +85,36 @@ def _kv_heads(facts: Facts, c: LayoutColumns) -> Flags:
     return ~kv_heads_legal(facts.model.num_kv_heads, c.tp, facts.framework)
 
 
+def ulysses_legal(facts: Facts, tp: Numeric, cp: Numeric) -> Flags:
+    """Whether attention's heads can be divided over cp ranks besides tp: whole query heads for each, and of key/value
+    heads whole ones too or copies of one. Source: ms-swift sequence_parallel/ulysses.py; Transformer Engine's a2a."""
+    ranks = np.asarray(tp) * np.asarray(cp)
+    queries = facts.model.num_attention_heads % ranks == 0
+    if facts.model.is_mla:
+        return flags(queries)
+    kv = max(facts.model.num_kv_heads, 1)
+    return flags(queries & ((kv % ranks == 0) | (ranks % kv == 0)))
+
+
+def _context_heads(facts: Facts, c: LayoutColumns) -> Flags:
+    if cp_comm_type(facts.training) != "a2a":
+        return all_rows(c, False)
+    return flags((c.cp > 1) & ~ulysses_legal(facts, c.tp, c.cp))
+
+
+def _explain_context_heads(facts: Facts, layout: Layout) -> Explained:
+    model = facts.model
+    legal = [n for n in divisors(model.num_attention_heads) if ulysses_legal(facts, layout.tp, n)]
+    values = {
+        "heads": model.num_attention_heads,
+        "kv_heads": model.num_kv_heads,
+        "tp": layout.tp,
+        "legal": tuple(legal[:MOST_LEGAL_SHOWN]),
+        "nearest": nearest_of(legal, layout.cp),
+    }
+    return Explained(value=layout.cp, values=values)
+
+
 def _dense_ffn(facts: Facts, c: LayoutColumns) -> Flags:
     if not has_dense_mlp(facts.model):
         return all_rows(c, False)
@@ -124,8 +154,7 @@ def _explain_shard_size(_facts: Facts, layout: Layout) -> Explained:
 
 
 def _zero_range(_facts: Facts, c: LayoutColumns) -> Flags:
-    low, high = ZERO_STAGES
-    return flags(~np.isin(c.zero_stage, np.arange(low, high + 1)))
+    return flags((c.zero_stage < ZERO_STAGES[0]) | (c.zero_stage > ZERO_STAGES[-1]))
 
 
 def _zero_with_pipeline(_facts: Facts, c: LayoutColumns) -> Flags:
@@ -147,10 +176,11 @@ def _only_one(name: str) -> Rule:
 
     return Rule(
         code="degree_not_in_framework",
+        of_degrees=True,
         field=f"layout.{name}",
         violated=violated,
         explain=explain,
-        frameworks=frozenset({"megatron-2022"}),
+        frameworks=MEGATRON_OF_2022,
         source="Korthikanti 2022, section 3",
     )
 
@@ -184,20 +214,43 @@ def _explain_precision(facts: Facts, _layout: Layout) -> Explained:
     return Explained(value=facts.training.precision, values={"device": device, "legal": legal, "nearest": nearest})
 
 
+def _packed(facts: Facts, c: LayoutColumns) -> Flags:
+    return all_rows(c, (facts.training.packed_seq_len or 0) > facts.training.seq_len)
+
+
+def _explain_packed(facts: Facts, _layout: Layout) -> Explained:
+    seq_len = facts.training.seq_len
+    return Explained(value=facts.training.packed_seq_len, values={"seq_len": seq_len, "nearest": seq_len})
+
+
 def _explain_zero(facts: Facts, layout: Layout) -> Explained:
     return Explained(value=layout.zero_stage, values={"framework": facts.framework, "pp": layout.pp, "nearest": 1})
 
 
 def _explain_zero_range(_facts: Facts, layout: Layout) -> Explained:
-    return Explained(value=layout.zero_stage, values=range_values(layout.zero_stage, *ZERO_STAGES))
+    return Explained(value=layout.zero_stage, values=range_values(layout.zero_stage, ZERO_STAGES[0], ZERO_STAGES[-1]))
 
 
 SHARD_RULES: tuple[Rule, ...] = (
-    Rule(code="dp_not_world", field="layout.dp", violated=_off_world, explain=_explain_world),
-    Rule(code="precision_not_on_device", field="training.precision", violated=_precision, explain=_explain_precision),
-    Rule(code="heads_not_divisible", field="layout.tp", violated=_heads, explain=_explain_tp),
+    Rule(code="dp_not_world", of_degrees=True, field="layout.dp", violated=_off_world, explain=_explain_world),
+    Rule(
+        code="precision_not_on_device",
+        of_degrees=True,
+        field="training.precision",
+        violated=_precision,
+        explain=_explain_precision,
+    ),
+    Rule(
+        code="packed_longer_than_sequence",
+        of_degrees=True,
+        field="training.packed_seq_len",
+        violated=_packed,
+        explain=_explain_packed,
+    ),
+    Rule(code="heads_not_divisible", of_degrees=True, field="layout.tp", violated=_heads, explain=_explain_tp),
     Rule(
         code="kv_heads_not_divisible",
+        of_degrees=True,
         field="layout.tp",
         violated=_kv_heads,
         explain=_explain_tp,
@@ -206,14 +259,24 @@ SHARD_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="kv_heads_not_replicable",
+        of_degrees=True,
         field="layout.tp",
         violated=_kv_heads,
         explain=_explain_tp,
         frameworks=REPLICATES_KV,
         source="Megatron-LM transformer_config.py: num_query_groups and tp, one a multiple of the other",
     ),
-    Rule(code="ffn_not_divisible", field="layout.tp", violated=_dense_ffn, explain=_explain_tp),
-    Rule(code="shared_ffn_not_divisible", field="layout.tp", violated=_shared_ffn, explain=_explain_tp),
+    Rule(code="ffn_not_divisible", of_degrees=True, field="layout.tp", violated=_dense_ffn, explain=_explain_tp),
+    Rule(
+        code="shared_ffn_not_divisible", of_degrees=True, field="layout.tp", violated=_shared_ffn, explain=_explain_tp
+    ),
+    Rule(
+        code="context_heads_not_divisible",
+        of_degrees=True,
+        field="layout.cp",
+        violated=_context_heads,
+        explain=_explain_context_heads,
+    ),
     _only_one("cp"),
     _only_one("ep"),
     Rule(
@@ -225,7 +288,7 @@ SHARD_RULES: tuple[Rule, ...] = (
         field="layout.zero_stage",
         violated=_zero_with_pipeline,
         explain=_explain_zero,
-        frameworks=DEEPSPEED_ENGINES,
+        frameworks=PIPELINE_WITHOUT_ZERO_2,
         source="DeepSpeed pipe/engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
     ),
     Rule(
@@ -233,7 +296,7 @@ SHARD_RULES: tuple[Rule, ...] = (
         field="layout.zero_stage",
         violated=_zero_of_2022,
         explain=_explain_zero,
-        frameworks=frozenset({"megatron-2022"}),
+        frameworks=MEGATRON_OF_2022,
         source="Megatron-LM 2022: the distributed optimizer shards states only",
     ),
 )

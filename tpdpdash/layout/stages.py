@@ -6,6 +6,7 @@ Megatron by golden rows; a Job resolves its stages by `even_stage_layers`, `pinn
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,33 +25,43 @@ if TYPE_CHECKING:
 def stage_columns(
     num_layers: int,
     pp: ArrayLike,
-    account_for_embedding: ArrayLike = False,
-    account_for_loss: ArrayLike = False,
+    account_for_embedding: ArrayLike = 0,
+    account_for_loss: ArrayLike = 0,
+    folded: ArrayLike = False,
 ) -> tuple[Floats, Flags]:
     """The most even split of each row: (layers (n, max pp), mask of the stages that exist).
 
     What does not divide goes to the middle stages first, later ones before earlier ones, then to the first, then to the
     last: the last stage has the head, the first the embedding, and under 1F1B earlier stages hold more microbatches.
-    With an account_for flag the embedding or the loss counts as one layer of its stage. The sum is always num_layers.
+    account_for_embedding, account_for_loss: layers for which the embedding and the loss count on their stages. folded:
+    rows whose schedule is a V, with both ends on rank 0, which therefore comes last. The sum is always num_layers.
     """
     p = np.atleast_1d(np.asarray(pp, np.float64))[:, None]
     first = np.broadcast_to(np.asarray(account_for_embedding, np.float64), p.shape[0])[:, None]
     last = np.broadcast_to(np.asarray(account_for_loss, np.float64), p.shape[0])[:, None]
+    is_v = np.broadcast_to(np.asarray(folded, np.bool_), p.shape[0])[:, None]
+    first, last = first + np.where(is_v, last, 0.0), np.where(is_v, 0.0, last)
     units = num_layers + first + last
     stage = np.arange(int(p.max(initial=1)), dtype=np.float64)[None, :]
     is_last = stage == p - 1
     mask = stage < p
-    turn = np.where(is_last, p - 1, p - 2 - stage)
+    turn = np.where(is_v, p - 1 - stage, np.where(is_last, p - 1, p - 2 - stage))
     dealt = np.floor_divide(units, p) + (turn < units % p)
     layers = dealt - (stage == 0) * first - is_last * last
     return np.where(mask, layers, 0.0), mask
 
 
+@lru_cache(maxsize=4096)
 def even_stage_layers(
-    num_layers: int, pp: int, *, account_for_embedding: bool = False, account_for_loss: bool = False
+    num_layers: int,
+    pp: int,
+    *,
+    account_for_embedding: int = 0,
+    account_for_loss: int = 0,
+    folded: bool = False,
 ) -> tuple[int, ...]:
     """The Job's own default, one stage split of `stage_columns`: 30 layers on 4 stages are 7, 8, 8, 7."""
-    layers, _ = stage_columns(num_layers, pp, account_for_embedding, account_for_loss)
+    layers, _ = stage_columns(num_layers, pp, account_for_embedding, account_for_loss, folded)
     return tuple(int(n) for n in layers[0])
 
 
@@ -70,6 +81,21 @@ def pinned_stage_layers(
         raise InvalidInputError([_left_over_fault(num_layers, pp, first, last, left, stages_left)])
     middle = even_stage_layers(left, stages_left) if stages_left else ()
     return (*(() if first is None else (first,)), *middle, *(() if last is None else (last,)))
+
+
+def cost_balanced_stage_layers(num_layers: int, pp: int, head_layers: float) -> tuple[int, ...]:
+    """nanotron's split, by the parameters of each block's matrices: a stage takes blocks until it exceeds its share of
+    their sum. head_layers: parameters of the head's matrix over those of one layer.
+
+    Source: nanotron models/base.py, build_model: block_compute_costs and their cumulative thresholds.
+    """
+    share = (num_layers + head_layers) / pp
+    layers, stage = [0] * pp, 0
+    for block in range(1, num_layers + 1):
+        layers[stage] += 1
+        if block > share * (stage + 1) and stage < pp - 1:
+            stage += 1
+    return tuple(layers)
 
 
 def megatron_stage_layers(
@@ -112,18 +138,30 @@ def chunk_layers(
     layers_per_stage: tuple[int, ...],
     num_model_chunks: int,
     *,
-    account_for_embedding: bool = False,
-    account_for_loss: bool = False,
+    account_for_embedding: int = 0,
+    account_for_loss: int = 0,
+    folded: bool = False,
 ) -> list[list[int]]:
-    """A legal split into chunks, per pipeline rank. Chunk c of rank r is model part c·pp + r; embedding and loss,
-    where they count as a layer, take one off the first and the last part."""
-    ranks = list(layers_per_stage)
-    ranks[0] += account_for_embedding
-    ranks[-1] += account_for_loss
-    chunks = [_chunks(rank, layers, num_model_chunks) for rank, layers in enumerate(ranks)]
+    """A legal split into chunks, per pipeline rank. Chunk c of rank r is model part c·pp + r; embedding and loss take
+    the layers for which they count off the first and the last part. In a V (folded) the second chunk is part
+    2·pp − 1 − r, and an odd layer goes to the first."""
+    if folded:
+        return [[layers - layers // 2, layers // 2] for layers in layers_per_stage]
+    units = stage_units(layers_per_stage, account_for_embedding, account_for_loss)
+    chunks = [_chunks(rank, layers, num_model_chunks) for rank, layers in enumerate(units)]
     chunks[0][0] -= account_for_embedding
     chunks[-1][-1] -= account_for_loss
     return chunks
+
+
+def stage_units(
+    layers_per_stage: tuple[int, ...], account_for_embedding: int, account_for_loss: int
+) -> tuple[int, ...]:
+    """What chunks divide on each stage: its layers, with the layers for which the embedding and the loss count."""
+    units = list(layers_per_stage)
+    units[0] += account_for_embedding
+    units[-1] += account_for_loss
+    return tuple(units)
 
 
 def _chunks(rank: int, layers: int, num_model_chunks: int) -> list[int]:

@@ -18,6 +18,7 @@ from tpdpdash.model.spec import ModelSpec
 from tpdpdash.model.variants import VARIANTS
 from tpdpdash.model.wrappers import decoder_section
 
+PREDICTION_KEY = "num_nextn_predict_layers"
 ATTENTION_KINDS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 )
@@ -120,6 +121,13 @@ def _derive(reading: _Reading) -> None:
         values["shared_expert_ffn_hidden_size"] = shared * width
 
 
+def _read_prediction(reading: _Reading) -> None:
+    """Multi-token prediction modules: one key in all families, absent or null without them."""
+    value = reading.section.get(PREDICTION_KEY)
+    reading.labels["mtp_num_layers"] = reading.section.label(PREDICTION_KEY)
+    reading.values["mtp_num_layers"] = 0 if value is ABSENT or value is None else value
+
+
 def _place_experts(reading: _Reading) -> None:
     """Which layers route to experts; a model without experts keeps none of their fields."""
     values, name = reading.values, reading.family.moe_layers
@@ -174,9 +182,9 @@ def _remarks(config: Mapping[str, object], file: str) -> list[Fault]:
     remarks = []
     if config.get("auto_map"):
         remarks.append(Fault(code="remote_code_ignored", field=f"{file}: auto_map", value=config["auto_map"]))
-    if config.get("num_nextn_predict_layers") not in (None, 0):
-        value = config["num_nextn_predict_layers"]
-        remarks.append(Fault(code="prediction_layers_left_out", field=f"{file}: num_nextn_predict_layers", value=value))
+    if config.get(PREDICTION_KEY) not in (None, 0):
+        value = config[PREDICTION_KEY]
+        remarks.append(Fault(code="prediction_layers_left_out", field=f"{file}: {PREDICTION_KEY}", value=value))
     return remarks
 
 
@@ -193,7 +201,7 @@ def read_config_table(config: Mapping[str, object], file: str) -> ReadModel:
         if rule.keys:
             _read_rule(reading, name, rule)
     _check_requirements(reading)
-    for step in (_derive, _apply_variant, _place_experts):
+    for step in (_derive, _apply_variant, _read_prediction, _place_experts):
         try:
             step(reading)
         except InvalidInputError as error:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tpdpdash.model.spec import ModelSpec
+
+FACTS_CACHED = 64
+"""Models whose counts are remembered: every estimate of a model asks for the same ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,7 @@ def _norm_parameters(spec: ModelSpec) -> int:
     return residual + qk[spec.qk_norm] + spec.q_lora_rank + spec.kv_lora_rank
 
 
+@lru_cache(maxsize=FACTS_CACHED)
 def layer_parameters(spec: ModelSpec, moe: bool) -> LayerParameters:
     """Parameters of one layer; `moe` says whether it routes to experts or keeps a dense MLP."""
     routed = spec.num_experts * _mlp_parameters(spec, spec.moe_ffn_hidden_size)
@@ -164,6 +169,7 @@ def layer_parameters(spec: ModelSpec, moe: bool) -> LayerParameters:
     )
 
 
+@lru_cache(maxsize=FACTS_CACHED)
 def num_moe_layers(spec: ModelSpec) -> int:
     """Layers with routed experts."""
     if not spec.is_moe:
@@ -173,6 +179,7 @@ def num_moe_layers(spec: ModelSpec) -> int:
     return regular - sum(bare.is_moe_layer(layer) for layer in set(spec.dense_layers) if layer < spec.num_layers)
 
 
+@lru_cache(maxsize=FACTS_CACHED)
 def parameter_counts(spec: ModelSpec) -> ParameterCounts:
     """Parameters of the whole model, before any padding."""
     moe_layers = num_moe_layers(spec)
@@ -192,6 +199,35 @@ def parameter_counts(spec: ModelSpec) -> ParameterCounts:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionParameters:
+    """Parameters of one multi-token prediction module: DeepSeek-V3, arXiv:2412.19437 equations 21-23. Its embedding and
+    head are the model's own."""
+
+    projection: int
+    """From the hidden state and the next token's embedding, side by side, to one hidden state: 2 h · h."""
+    norms: int
+    """Of the hidden state, of the embedding, and before the head."""
+    layer: int
+    """A transformer layer like the model's last one."""
+
+    @property
+    def total(self) -> int:
+        """All parameters of the module."""
+        return self.projection + self.norms + self.layer
+
+
+@lru_cache(maxsize=FACTS_CACHED)
+def prediction_parameters(spec: ModelSpec) -> PredictionParameters:
+    """Parameters of one multi-token prediction module, whether or not the model has any."""
+    h = spec.hidden_size
+    return PredictionParameters(
+        projection=2 * h * h,
+        norms=3 * h * _norm_width(spec),
+        layer=layer_parameters(spec, spec.is_moe_layer(spec.num_layers - 1)).total,
+    )
+
+
 def _active_matrix_elements(spec: ModelSpec, moe: bool) -> int:
     """Elements of the matrices that one token meets in one layer: no biases, no norms, top-k of the experts."""
     bare = replace(spec, qkv_bias=False, attention_output_bias=False, mlp_bias=False, router_bias=False)
@@ -200,6 +236,7 @@ def _active_matrix_elements(spec: ModelSpec, moe: bool) -> int:
     return layer.attention + layer.mlp + layer.router + layer.shared_experts + routed
 
 
+@lru_cache(maxsize=FACTS_CACHED)
 def forward_flops_per_token(spec: ModelSpec, seq_len: int, causal: bool) -> FlopCounts:
     """Model FLOPs of the forward pass for one token of a sequence of `seq_len` tokens [FLOPs per token].
 
@@ -207,19 +244,22 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int, causal: bool) -> Flop
     attention = L · 2 · s · a · (d_qk + d_v), scores and weighted values; half of it when `causal`, since the masked
     half needs no work. With d_qk = d_v = h / a, plain MLP and causal = False, times 3 and times the tokens, this is
     72 B s L h² (1 + s / 6h + V / 12hL): Narayanan 2021 (arXiv:2104.04473) equation 3 without its recomputation
-    (96 → 72), and Korthikanti 2022 (arXiv:2205.05198) appendix A, equation 7. Left out: norms, softmax,
+    (96 → 72), and Korthikanti 2022 (arXiv:2205.05198) appendix A, equation 7. Each multi-token prediction module is one
+    more layer with its projection, and runs the head once more, as Megatron counts it. Left out: norms, softmax,
     activation functions, embedding look-up.
 
     Model FLOPs per trained token = TRAINING_FLOPS_PER_FORWARD_FLOP · forward.
     """
-    L, h, V, s, a = spec.num_layers, spec.hidden_size, spec.vocab_size, seq_len, spec.num_attention_heads
-    moe_layers = num_moe_layers(spec)
+    k = spec.mtp_num_layers
+    L, h, V, s, a = spec.num_layers + k, spec.hidden_size, spec.vocab_size, seq_len, spec.num_attention_heads
+    moe_layers = num_moe_layers(spec) + k * spec.is_moe_layer(spec.num_layers - 1)
     elements = (L - moe_layers) * _active_matrix_elements(spec, moe=False)
     if moe_layers:
         elements += moe_layers * _active_matrix_elements(spec, moe=True)
+    elements += k * prediction_parameters(spec).projection
     scores_and_values = 2.0 * L * s * a * (spec.query_head_dim + spec.value_head_dim)
     return FlopCounts(
         gemm=2.0 * elements,
         attention=scores_and_values / 2 if causal else scores_and_values,
-        head=2.0 * h * V,
+        head=2.0 * h * V * (1 + k),
     )

@@ -41,6 +41,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "qk_nope_head_dim": _PART,
     "qk_rope_head_dim": _PART,
     "v_head_dim": _PART,
+    "mtp_num_layers": (0, 16),
     "extra_parameters_per_layer": (0, 2**40),
     "extra_parameters": (0, 2**40),
 }

@@ -76,6 +76,9 @@ class ModelSpec:
     """A bias on the router of a mixture-of-experts layer."""
     shared_expert_gate: bool = False
     """A gate of width hidden_size on the shared expert of a mixture-of-experts layer (Qwen2-MoE)."""
+    mtp_num_layers: int = 0
+    """Modules behind the last layer that predict further tokens in training: a projection of two hidden states, three
+    norms and a layer like the last one each. Parameters and FLOPs of the model are told without them."""
     final_norm: bool = True
     """A norm of width hidden_size before the head."""
     extra_parameters_per_layer: int = 0
@@ -85,6 +88,12 @@ class ModelSpec:
     """Small parameters outside the layers that no other field covers (an embedding norm, a final bias)."""
     source: str = ""
     """Where the figures come from: "preset:<name>", "config:<file>", or empty for inline fields."""
+
+    def __hash__(self) -> int:
+        """Of what tells models apart: all fields would take longer than what their hash is asked for."""
+        return hash(
+            (self.num_layers, self.hidden_size, self.num_attention_heads, self.ffn_hidden_size, self.vocab_size)
+        )
 
     @property
     def is_moe(self) -> bool:

@@ -7,7 +7,12 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tpdpdash import units
-from tpdpdash.model.counts import TRAINING_FLOPS_PER_FORWARD_FLOP, forward_flops_per_token, parameter_counts
+from tpdpdash.model.counts import (
+    TRAINING_FLOPS_PER_FORWARD_FLOP,
+    forward_flops_per_token,
+    parameter_counts,
+    prediction_parameters,
+)
 from tpdpdash.report.lines import table
 from tpdpdash.text import fault_text, t
 
@@ -63,7 +68,7 @@ def _device_row(device: DetectedDevice) -> list[str]:
         units.format_memory_of(device.used_bytes, device.total_bytes),
         units.format_share(device.utilisation_frac),
         t("{used} of {limit}", used=watts[0], limit=watts[1]),
-        unknown if device.temperature_c is None else f"{device.temperature_c:.0f} °C",
+        units.format_temperature(device.temperature_c),
         unknown if device.nvlink_links is None else str(device.nvlink_links),
     ]
 
@@ -71,13 +76,14 @@ def _device_row(device: DetectedDevice) -> list[str]:
 def model_document(spec: ModelSpec) -> dict[str, Any]:
     """`model --json`: parameters before any padding, FLOPs per trained token at REFERENCE_SEQ_LEN."""
     counts = parameter_counts(spec)
-    flops = forward_flops_per_token(spec, REFERENCE_SEQ_LEN, causal=True)
+    flops = forward_flops_per_token(replace(spec, mtp_num_layers=0), REFERENCE_SEQ_LEN, causal=True)
     return {
         "name": spec.name,
         "supported": True,
         "parameters": counts.total,
         "embedding_parameters": counts.embedding,
         "active_parameters": counts.active,
+        "prediction_parameters": spec.mtp_num_layers * prediction_parameters(spec).total,
         "num_layers": spec.num_layers,
         "flops_per_token": TRAINING_FLOPS_PER_FORWARD_FLOP * flops.total,
         "flops_seq_len": REFERENCE_SEQ_LEN,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 Reason = Literal["here", "shrunken", "follows", "worker", "cpu", "default"]
-REASONS: tuple[str, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,4 +92,5 @@ class DeviceSampler:
 
         found = detect_devices(os.environ)
         devices = [{name: asdict(device).get(name) for name in _GPU_FIELDS} for device in found.devices]
-        return {"v": VERSION, "kind": "gpu", "node": self._node, "t": time.time(), "devices": devices}
+        about = {"v": VERSION, "kind": "gpu", "node": self._node, "t": time.time()}
+        return {**about, "devices": devices, "problem": found.problem.code if found.problem is not None else None}

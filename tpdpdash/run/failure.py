@@ -28,10 +28,16 @@ _REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: 
 _CLOSED = re.compile(r"Sending process (?P<pid>\d+) closing signal SIGTERM")
 _FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
 _AGENT_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (?P<number>\d+)")
+_SRUN_TELLS = re.compile(r"^srun: error: (?P<what>\S+: task.*)$", re.MULTILINE)
 _NAMES_ERROR = re.compile(r"\w*(Error|Exception)\b|errno|failed|fatal|cannot")
 _TRACEBACK = "Traceback (most recent call last):"
+_RAISED_FROM = "The above exception was the direct cause of the following exception:"
+_SOURCE_LINE = re.compile(r"\[/\S+\.(cc|cpp|cu|h|hpp):\d+\] ")
 _CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
 _MAX_LINES = 40
+_MAX_ERROR = 1000
+SILENT_S = 15.0
+"""A rank tells something every second; one that told nothing for longer before its peers gave up kept them waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,8 @@ class RankEnd:
     """Wall time of the exception."""
     died_t: float | None = None
     """Wall time at which its process was seen to be gone."""
+    last_t: float | None = None
+    """Wall time of the last thing it told."""
     was_ended_by_agent: bool = False
     """Whether the agent's own signal ended it, after another rank had failed."""
 
@@ -81,14 +89,16 @@ def signal_name(exit_code: int | None) -> str | None:
         return f"signal {number}" if number else None
 
 
-def reported_exits(agent_log: str) -> tuple[dict[int, int], set[int]]:
-    """Exit code by rank, and the ranks that the agent itself ended, from what the agent wrote.
+def reported_exits(agent_log: str, *, is_only_machine: bool = True) -> tuple[dict[int, int], set[int]]:
+    """Exit code by rank, and the ranks that the agent itself ended, from what one machine's agent wrote.
+
+    Of several machines only the agent's last report counts: its other lines number the ranks within the machine.
 
     The agent signals only ranks that still live: one that ended by SIGTERM without the agent's was somebody else's.
     """
     exits: dict[int, int] = {}
     pids: dict[int, int] = {}
-    for pattern in (_REPORTED_SHORT, _REPORTED):
+    for pattern in (_REPORTED_SHORT, _REPORTED) if is_only_machine else (_REPORTED,):
         for match in pattern.finditer(agent_log):
             exits[int(match["rank"])] = int(match["exit"])
             pids[int(match["pid"])] = int(match["rank"])
@@ -109,6 +119,31 @@ def traceback_in(stderr: str) -> tuple[str, str] | None:
     return lines[end].strip(), "\n".join(lines[: end + 1])
 
 
+def told_error(error: str, traceback: str) -> str:
+    """An exception in one line, its cause first where it was raised from one.
+
+    A pipeline wraps whatever fails in a stage ("Failed to run stage backward" and the shapes of its tensors), a lost
+    connection too: only the cause tells a rank's own failure from that of its peer.
+    """
+    told, cause = _one_line(error), _raised_from(traceback)
+    return (f"{_one_line(cause)} ({told})" if cause is not None else told)[:_MAX_ERROR]
+
+
+def _raised_from(traceback: str) -> str | None:
+    """Last line of the exception with which a chain of `raise … from …` began; None where there is no chain."""
+    found, rest = None, traceback
+    while (start := rest.rfind(_TRACEBACK)) > 0 and rest[:start].rstrip().endswith(_RAISED_FROM):
+        rest = rest[:start].rstrip().removesuffix(_RAISED_FROM)
+        cause = traceback_in(rest)
+        found = cause[0] if cause is not None else found
+    return found
+
+
+def _one_line(error: str) -> str:
+    """Without line ends, and without where in torch's own sources it was raised."""
+    return _SOURCE_LINE.sub("", " ".join(error.split()))
+
+
 def first_failure(
     ends: Sequence[RankEnd], *, agent_exit: int | None, agent_died_t: float | None = None, agent_log: str = ""
 ) -> FirstFailure | None:
@@ -118,14 +153,20 @@ def first_failure(
     first = by_weight[0] if by_weight else None
     agent_signal = signal_name(agent_exit) or _caught_signal(agent_log)
     if agent_signal is not None and not _precedes(first, agent_died_t):
-        return FirstFailure(code="agent_killed", signal=agent_signal, exit_code=agent_exit)
+        return FirstFailure(code="agent_killed", signal=agent_signal, exit_code=agent_exit, error=_on_node(agent_log))
     left = _left_early(ends, by_weight)
     if left is not None:
         return FirstFailure(code="rank_left_early", rank=left.rank, exit_code=0, others=_others(by_weight, left))
+    silent = _fell_silent(ends, by_weight)
+    if silent is not None:
+        return FirstFailure(code="rank_silent", rank=silent.rank, others=_others(by_weight, silent))
     if first is not None:
         return _failure_of(first, _others(by_weight, first))
     if agent_exit in (None, 0):
         return None
+    gone = [] if agent_log.strip() else [end for end in ends if end.died_t is not None]
+    if gone:  # the agent ended because a rank did, and could not say so: its disk was full
+        return FirstFailure(code="rank_gone", rank=min(gone, key=lambda end: end.time).rank)
     return _agent_failure(agent_exit, agent_log)
 
 
@@ -155,6 +196,14 @@ def _left_early(ends: Sequence[RankEnd], failed: Sequence[RankEnd]) -> RankEnd |
     return min(gone, key=lambda end: end.time, default=None)
 
 
+def _fell_silent(ends: Sequence[RankEnd], failed: Sequence[RankEnd]) -> RankEnd | None:
+    """The rank that told nothing while the others, all of whom only lost or missed somebody, waited for it."""
+    if not failed or _weight(failed[0]) != 1:
+        return None
+    silent = [end for end in ends if end.last_t is not None and end.last_t < failed[0].time - SILENT_S]
+    return min(silent, key=lambda end: end.last_t or 0.0) if 0 < len(silent) < len(ends) else None
+
+
 def _others(failed: Sequence[RankEnd], first: RankEnd) -> tuple[tuple[int, str], ...]:
     return tuple(
         (end.rank, end.error or end.signal_name or f"exit {end.exit_code}") for end in failed if end is not first
@@ -169,8 +218,10 @@ def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailu
         code = "rank_killed"
     elif name is not None:
         code = "rank_signalled"
+    elif end.error is None:
+        code = "rank_exited"
     else:
-        code = "rank_raised" if end.error is not None else "rank_exited"
+        code = "rank_lost_peers" if _weight(end) else "rank_raised"
     return FirstFailure(
         code=code,
         rank=end.rank,
@@ -182,10 +233,29 @@ def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailu
     )
 
 
+def exit_of_agents(srun_exit: int | None, ends: Sequence[RankEnd]) -> int | None:
+    """Exit code that counts of several machines' agents. srun tells the highest: that of an agent which srun itself
+    ended by SIGTERM would hide the 1 of the one whose rank had failed."""
+    own = any(end.has_failed and not end.was_ended_by_agent for end in ends)
+    return 1 if own and signal_name(srun_exit) == "SIGTERM" else srun_exit
+
+
+def first_words(agent_logs: Sequence[str]) -> str:
+    """What the agents of several machines said of the cause: those that were ended because another failed know none."""
+    others = [log for log in agent_logs if _caught_signal(log) is None]
+    return "\n".join(others if any(log.strip() for log in others) else agent_logs)
+
+
 def _caught_signal(agent_log: str) -> str | None:
     """The signal that torchrun caught and ended by: its own exit code is 1 then."""
     caught = _AGENT_SIGNALLED.search(agent_log)
     return signal_name(-int(caught["number"])) if caught is not None else None
+
+
+def _on_node(agent_log: str) -> str | None:
+    """Which node's agent ended first, where srun tells: "n1: task 1: Killed"."""
+    told = _SRUN_TELLS.search(agent_log)
+    return told["what"] if told is not None else None
 
 
 def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:
@@ -193,10 +263,14 @@ def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:
     lines = [line.strip() for line in agent_log.splitlines() if line.strip()]
     error = next((line for line in lines if _NAMES_ERROR.search(line)), lines[-1] if lines else None)
     tail = "\n".join(agent_log.splitlines()[-_MAX_LINES:])
-    return FirstFailure(code="agent_failed", exit_code=agent_exit, error=error and error[:1000], traceback=tail or None)
+    return FirstFailure(
+        code="agent_failed", exit_code=agent_exit, error=error and error[:_MAX_ERROR], traceback=tail or None
+    )
 
 
 def failure_fault(failure: FirstFailure) -> Fault:
     """The first cause as a fault, for `text.fault_text`."""
     values = {"signal": failure.signal, "exit_code": failure.exit_code, "error": failure.error, "rank": failure.rank}
-    return Fault(code=failure.code, field="run", value=failure.rank, values=values)
+    has_node = failure.code == "agent_killed" and failure.error is not None
+    code = "agent_killed_on_node" if has_node else failure.code
+    return Fault(code=code, field="run", value=failure.rank, values=values)

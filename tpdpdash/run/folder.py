@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,10 +16,14 @@ from typing import Any
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.state_dir import state_dir
+from tpdpdash.telemetry.profile_request import request_file
+from tpdpdash.telemetry.regular import open_regular
 
 RUNS_VARIABLE = "TPDPDASH_RUNS"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9][a-z0-9.-]{0,63}")
 MAX_RECORD_BYTES = 4 << 20
+RESERVE_BYTES = 64 << 10
+"""Holds a last status, and the summary of a hundred ranks."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # none that is mistaken for another
 _TRIES = 20
 
@@ -62,7 +67,7 @@ class RunFolder:
 
     @property
     def status(self) -> Path:
-        """Written by the supervisor alone."""
+        """Written by whoever answers for the run alone (status_file)."""
         return self.path / "status.json"
 
     @property
@@ -100,17 +105,63 @@ class RunFolder:
         """Whoever wants the run to end writes this file."""
         return self.path / "control" / "stop.json"
 
-    def rank_outputs(self, local_rank: int) -> dict[str, Path]:
-        """stdout.log, stderr.log and error.json of a rank, those that exist (torchrun makes the folder between)."""
+    @property
+    def profile_request(self) -> Path:
+        """Whoever wants a deep profile of a step writes this file, and the ranks read it."""
+        return request_file(self.path)
+
+    @property
+    def reserve(self) -> Path:
+        """Room on the disk for the last words of a run; given up when it ends."""
+        return self.path / "control" / "reserve"
+
+    def agent_logs(self) -> list[Path]:
+        """The agent's log, and on several machines the log of each machine's agent."""
+        return [path for path in (self.agent_log, *sorted(self.logs.glob("agent-*.log"))) if path.is_file()]
+
+    @property
+    def batch_script(self) -> Path:
+        """What Slurm starts."""
+        return self.path / "job.sbatch"
+
+    @property
+    def elsewhere(self) -> Path:
+        """The line for a shell that starts the ranks of each other machine, where a person does that."""
+        return self.path / "elsewhere.sh"
+
+    def elsewhere_command(self) -> str | None:
+        """That line; None where no person starts anything."""
+        try:
+            with open_regular(self.elsewhere) as file:
+                return file.read(MAX_RECORD_BYTES).decode().strip()
+        except FileNotFoundError:
+            return None
+
+    def rank_link(self, rank: int) -> Path:
+        """A link to torchrun's folder of that rank's output, which is numbered within its machine."""
+        return self.logs / f"rank-{rank:05d}"
+
+    def rank_outputs(self, rank: int) -> dict[str, Path]:
+        """stdout.log, stderr.log and error.json of a rank, those that exist.
+
+        Without its link (a full disk) they are found where all agents' folders are one machine's.
+        """
+        folder = self.rank_link(rank)
+        agents = list(self.logs.glob("*/attempt_*")) if not folder.exists() else []
+        folder = agents[0] / str(rank) if len(agents) == 1 else folder
         names = ("stdout.log", "stderr.log", "error.json")
-        newest = sorted(self.logs.glob(f"*/attempt_*/{local_rank}"))[-1:]
-        return {name: folder / name for folder in newest for name in names if (folder / name).is_file()}
+        return {name: folder / name for name in names if (folder / name).is_file()}
 
     def make(self) -> None:
         """Make the folder, 0700, and those in it. FileExistsError if the name is taken."""
         self.path.mkdir(mode=0o700)
-        for folder in (self.logs, self.telemetry, self.devices, self.stop_request.parent):
-            folder.mkdir(mode=0o700)
+        try:
+            for folder in (self.logs, self.telemetry, self.devices, self.stop_request.parent):
+                folder.mkdir(mode=0o700)
+            self.reserve.write_bytes(bytes(RESERVE_BYTES))
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)  # a full disk leaves no half-made run
+            raise
 
 
 def runs_root(environ: Mapping[str, str]) -> Path:
@@ -194,9 +245,21 @@ def write_json(path: Path, document: Mapping[str, Any] | list[Any], *, durable: 
     write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n", durable=durable)
 
 
+def asked_to_stop_by(folder: RunFolder) -> str | None:
+    """Who asked for the end of a run; its deletion asks too. None: nobody."""
+    if folder.stop_request.exists():
+        try:
+            return str(read_json(folder.stop_request)["by"])[:40]
+        except (OSError, ValueError, KeyError, TypeError):
+            return "unknown"
+    if not folder.path.is_dir():
+        return "deletion"  # nobody could find it again, neither to watch it nor to stop it
+    return None
+
+
 def read_json(path: Path) -> Any:
     """A JSON file of the run folder, bounded. Raises OSError, or ValueError when it is damaged."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_RECORD_BYTES + 1)
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"{path.name} is larger than {MAX_RECORD_BYTES} bytes")

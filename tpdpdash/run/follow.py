@@ -27,7 +27,7 @@ class Progress:
         return self.view.is_over
 
 
-def follow(folder: RunFolder, *, poll_s: float = POLL_S) -> Iterator[Progress]:
+def follow(folder: RunFolder) -> Iterator[Progress]:
     """Yield whenever state, phase, ranks by phase or last step have changed; ends with the run."""
     began = time.monotonic()
     before: object = None
@@ -39,11 +39,11 @@ def follow(folder: RunFolder, *, poll_s: float = POLL_S) -> Iterator[Progress]:
             yield Progress(view=view, elapsed_s=time.monotonic() - began)
         if view.is_over:
             return
-        time.sleep(poll_s)
+        time.sleep(POLL_S)
 
 
 def _visible(view: RunView) -> object:
     status = view.status
     if status is None:
         return view.state, view.damage
-    return view.state, status.phase, dict(status.ranks_by_phase), status.last_step
+    return view.state, status.phase, dict(status.ranks_by_phase), status.last_step, status.scheduler

@@ -53,6 +53,15 @@ def belongs_to_run(pid: int, run_id: str) -> bool:
     return f"{RUN_ID_VARIABLE}={run_id}".encode() in variables
 
 
+def answers_for(pid: int, run_id: str, path: Path) -> bool:
+    """Whether a process is one that answers for the run: it carries its id, or was started with its folder."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return belongs_to_run(pid, run_id) or os.fsencode(path) in words
+
+
 def _all_pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import statistics
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpdpdash.run.failure import RankEnd, reported_exits, traceback_in
+from tpdpdash.run.failure import RankEnd, reported_exits, told_error, traceback_in
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.processes import ProcessId, belongs_to_run
 from tpdpdash.run.status import PHASES
-from tpdpdash.telemetry.parse import BadLineError, parse_line
-from tpdpdash.telemetry.record import is_rank_file
-from tpdpdash.telemetry.tail import FileTail
+from tpdpdash.telemetry.files import RankFiles
+from tpdpdash.telemetry.regular import open_regular
+from tpdpdash.telemetry.rollup import RollupWriter
 
 _PHASE_OF_EVENT = {"importing": 1, "connecting": 2, "building": 3, "first_step": 4}
 _RUNNING = len(PHASES) - 1
 _KEPT_STEPS = 2000
 _LOG_TAIL_BYTES = 256 << 10
+_PROFILER = re.compile(r"(?:USDT|STAGE):\d{4}-.*\.cpp:\d+\]")  # what torch.profiler prints is no last word of a rank
 
 
 @dataclass(slots=True)
@@ -33,7 +37,6 @@ class Rank:
     """One rank as far as it has told."""
 
     rank: int
-    local_rank: int = 0
     host: str = ""
     process: ProcessId | None = None
     death_watch: int | None = None  # a pidfd: readable once the process is gone
@@ -45,6 +48,7 @@ class Rank:
     traceback: str | None = None
     error_t: float | None = None
     died_t: float | None = None
+    last_t: float | None = None
     peak_memory_bytes: int = 0
     phase_s: Counter[str] = field(default_factory=Counter)
     total_step_s: float = 0.0
@@ -54,59 +58,53 @@ class Rank:
 class Ranks:
     """All ranks of a run, brought up to date by `update`."""
 
-    def __init__(self, folder: RunFolder, world_size: int) -> None:
+    def __init__(self, folder: RunFolder, world_size: int, *, nodes: int = 1) -> None:
         self.folder = folder
         self.world_size = world_size
+        self._is_one_machine = nodes == 1
+        self._host = socket.gethostname()
         self.by_rank: dict[int, Rank] = {}
-        self.bad_lines: Counter[str] = Counter()
-        self.unreadable: dict[str, str] = {}
-        """Files that could not be read in the last update, and why: a death is noted all the same."""
-        self._tails: dict[str, FileTail] = {}
+        self._files = RankFiles(folder.telemetry, world_size)
+        self._rollup = RollupWriter(folder.telemetry, world_size)
 
     def update(self) -> None:
         """Read what was written since the last call, and note who is gone. Never raises for what lies in the folder."""
-        self.unreadable = {}
-        self._find_files()
-        for name, tail in self._tails.items():
-            try:
-                lines = tail.read()
-            except OSError as wrong:
-                self.unreadable[name] = str(wrong)
-                continue
-            for line in lines:
-                self._take_line(line)
+        news = self._files.read()
+        for ranks in news.begun_anew.values():
+            self._rollup.forget(ranks)
+        for line, record in self._files.records(news):
+            self._rollup.take(record, line)
+            self._take(record)
         self._note_deaths()
+        self._rollup.flush_if_due(self._files)
 
-    def _find_files(self) -> None:
-        try:
-            names = os.listdir(self.folder.telemetry)  # noqa: PTH208 names only
-        except OSError as wrong:
-            self.unreadable[self.folder.telemetry.name] = str(wrong)
-            return
-        for name in sorted(names):
-            if name not in self._tails and is_rank_file(name):
-                self._tails[name] = FileTail(self.folder.telemetry / name)
+    def close_rollup(self) -> None:
+        """Write the rollup of all that was read: the run is over."""
+        self._rollup.close(self._files)
 
-    def _take_line(self, line: bytes) -> None:
-        try:
-            record = parse_line(line, self.world_size)
-        except BadLineError as bad:
-            self.bad_lines[bad.kind] += 1
-            return
-        self._take(record)
+    @property
+    def bad_lines(self) -> Mapping[str, int]:
+        """Lines that were no records, by kind."""
+        return self._files.bad_lines
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Files that could not be read in the last update, and why: a death is noted all the same."""
+        return self._files.unreadable
 
     def death_watches(self) -> list[int]:
         """pidfds of the ranks that still live, to be polled."""
         return [rank.death_watch for rank in self.by_rank.values() if rank.death_watch is not None]
 
-    def processes(self) -> list[ProcessId]:
-        """The ranks' processes, verified when they said hello."""
-        return [rank.process for rank in self.by_rank.values() if rank.process is not None]
-
     @property
     def have_all_reported(self) -> bool:
         """Whether every rank has said hello."""
         return len(self.by_rank) == self.world_size
+
+    @property
+    def have_all_begun(self) -> bool:
+        """Whether every rank was started, on whichever machine: its output has its link (run.shim)."""
+        return all(self.folder.rank_link(rank).is_symlink() for rank in range(self.world_size))
 
     @property
     def phase(self) -> str:
@@ -128,6 +126,7 @@ class Ranks:
 
     def _take(self, record: dict[str, Any]) -> None:
         rank = self.by_rank.setdefault(record["rank"], Rank(record["rank"]))
+        rank.last_t = max(rank.last_t or 0.0, record["t"])
         kind = record["kind"]
         if kind == "hello":
             self._greet(rank, record)
@@ -143,14 +142,13 @@ class Ranks:
             rank.phase = max(rank.phase, _PHASE_OF_EVENT.get(record["name"], 0))
             rank.has_finished |= record["name"] == "finished"
             if record["name"] == "error" and rank.error is None:
-                rank.error, rank.error_t = str(record.get("error")), record["t"]
-                rank.traceback = str(record.get("traceback"))
+                rank.traceback, rank.error_t = str(record.get("traceback")), record["t"]
+                rank.error = told_error(str(record.get("error")), rank.traceback)
 
     def _greet(self, rank: Rank, record: dict[str, Any]) -> None:
-        rank.local_rank = record["local_rank"] if isinstance(record.get("local_rank"), int) else rank.rank
         rank.host = record["host"]
-        if rank.process is not None and rank.process.pid == record["pid"]:
-            return
+        if rank.host != self._host or (rank.process is not None and rank.process.pid == record["pid"]):
+            return  # a pid of another machine means nothing here
         process = ProcessId(record["pid"], record.get("start_time") or 0.0)
         try:
             watch = os.pidfd_open(process.pid)
@@ -165,9 +163,11 @@ class Ranks:
             os.close(watch)
 
     def _note_deaths(self) -> None:
+        """All that are found dead in one look died at the same time, as far as can be told."""
+        now = time.time()
         for rank in self.by_rank.values():
             if rank.death_watch is not None and rank.process is not None and not rank.process.is_alive:
-                rank.died_t = time.time()
+                rank.died_t = now
                 os.close(rank.death_watch)
                 rank.death_watch = None
 
@@ -175,11 +175,16 @@ class Ranks:
 
     def ends(self) -> list[RankEnd]:
         """How each rank ended, from telemetry, the agent's report and torchrun's error files."""
-        exits, ended = reported_exits(tail_text(self.folder.agent_log))
+        exits: dict[int, int] = {}
+        ended: set[int] = set()
+        for log in self.folder.agent_logs():
+            told, ended_here = reported_exits(tail_text(log), is_only_machine=self._is_one_machine)
+            exits |= told
+            ended |= ended_here
         return [self._end(rank, exits.get(rank), rank in ended) for rank in range(self.world_size)]
 
     def _end(self, number: int, exit_code: int | None, was_ended_by_agent: bool) -> RankEnd:
-        rank = self.by_rank.get(number) or Rank(number, local_rank=number)
+        rank = self.by_rank.get(number) or Rank(number)
         end = RankEnd(
             rank=number,
             exit_code=exit_code,
@@ -187,11 +192,12 @@ class Ranks:
             traceback=rank.traceback,
             error_t=rank.error_t,
             died_t=rank.died_t,
+            last_t=rank.last_t,
             was_ended_by_agent=was_ended_by_agent,
         )
         if end.error is not None or exit_code in (None, 0):
             return end
-        outputs = self.folder.rank_outputs(rank.local_rank)
+        outputs = self.folder.rank_outputs(number)
         raised = _recorded_error(outputs.get("error.json"))
         if raised is not None:
             error, trace, t = raised
@@ -199,8 +205,8 @@ class Ranks:
         stderr = tail_text(outputs["stderr.log"]) if "stderr.log" in outputs else ""
         found = traceback_in(stderr) if end.signal_name is None else None
         if found is not None:
-            return replace(end, error=found[0], traceback=found[1])
-        last_lines = "\n".join(stderr.splitlines()[-20:])
+            return replace(end, error=told_error(found[0], stderr), traceback=found[1])
+        last_lines = "\n".join([line for line in stderr.splitlines() if not _PROFILER.match(line)][-20:])
         return replace(end, traceback=last_lines or None)
 
     def summary(self) -> list[dict[str, Any]]:
@@ -229,7 +235,8 @@ def _recorded_error(path: Path | None) -> tuple[str, str, float | None] | None:
         message = json.loads(tail_text(path))["message"]
         extra = message.get("extraInfo", {})
         seconds = float(extra["timestamp"]) + 1 if "timestamp" in extra else None
-        return str(message["message"])[:1000], str(extra.get("py_callstack", "")), seconds
+        trace = str(extra.get("py_callstack", ""))
+        return told_error(str(message["message"]), trace), trace, seconds
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -237,7 +244,7 @@ def _recorded_error(path: Path | None) -> tuple[str, str, float | None] | None:
 def tail_text(path: Path, size: int = _LOG_TAIL_BYTES) -> str:
     """The last bytes of a log as text; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             return file.read(size).decode("utf-8", "replace")
     except OSError:

@@ -5,6 +5,7 @@ tp, pp and dp stay as asked up to 16 ranks; above that dp is reduced first, then
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +14,10 @@ from tpdpdash.cluster.local import cpu_cluster, with_ranks
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.job import DEFAULT_STEPS, Job, pins_of
 from tpdpdash.layout.layout import Layout, LayoutPins, Schedule
+from tpdpdash.layout.prediction import mtp_layers
 from tpdpdash.layout.resolve import resolve_layout
+from tpdpdash.layout.schedules import NEAREST_IN_TORCH, SCHEDULE_FACTS
+from tpdpdash.model.spec import ModelSpec
 from tpdpdash.run.change import Change, Reason
 from tpdpdash.run.shrink import shrink_model
 from tpdpdash.training import Precision, Training
@@ -21,6 +25,8 @@ from tpdpdash.training import Precision, Training
 MAX_RANKS = 16
 MAX_SEQ_LEN = 128
 MAX_MICROBATCHES = 16
+_ROUND_SCHEDULES = ("interleaved", "zb-1p")
+"""Schedules that torch runs in rounds of equal size: ⌊m / pp⌋ of them, at least one."""
 _WORKER_PRECISIONS = ("bf16", "fp16", "fp32")
 _DERIVED = {"dp_shard_size": "dp", "etp": "tp", "microbatch_group_size_per_vp_stage": "pp"}
 """Layout keys that are not worth a line while they equal another one, before and after."""
@@ -43,9 +49,10 @@ def rehearse(job: Job, cluster: ClusterSpec) -> Rehearsal:
     degrees = _degrees(asked)
     num_ranks = degrees["tp"] * degrees["pp"] * degrees["dp"]
     here = _cluster(cluster, num_ranks)
-    model = shrink_model(job.model, tp=degrees["tp"], pp=degrees["pp"])
-    num_microbatches = min(asked.num_microbatches(job.training.global_batch_size), MAX_MICROBATCHES)
-    training = _training(job.training, asked, degrees, num_microbatches, on_cpu=here.device.is_cpu)
+    num_model_chunks = _num_model_chunks(asked, degrees["pp"])
+    model = shrink_model(job.model, tp=degrees["tp"], pp=degrees["pp"], num_model_chunks=num_model_chunks)
+    num_microbatches = _num_microbatches(asked, job.training.global_batch_size, degrees["pp"])
+    training = _training(job.model, job.training, asked, degrees, num_microbatches, on_cpu=here.device.is_cpu)
     pins = _pins(asked, degrees, num_microbatches)
     layout = resolve_layout(pins, model, training, num_ranks, here)
     rehearsed = replace(
@@ -74,6 +81,22 @@ def _degrees(asked: Layout) -> dict[str, int]:
     return {"tp": tp, "pp": pp, "dp": dp}
 
 
+def _num_model_chunks(asked: Layout, pp: int) -> int:
+    """As asked, or as many as the nearest schedule of the worker has."""
+    if pp == 1:
+        return 1
+    return (
+        SCHEDULE_FACTS[NEAREST_IN_TORCH.get(asked.schedule, asked.schedule)].num_model_chunks or asked.num_model_chunks
+    )
+
+
+def _num_microbatches(asked: Layout, global_batch_size: int, pp: int) -> int:
+    """As many as asked, up to MAX_MICROBATCHES or what the schedule needs; whole rounds where torch runs rounds."""
+    most = max(MAX_MICROBATCHES, SCHEDULE_FACTS[asked.schedule].microbatches_per_rank * pp)
+    count = min(asked.num_microbatches(global_batch_size), most)
+    return count // pp * pp if asked.schedule in _ROUND_SCHEDULES and count >= pp else count
+
+
 def _cluster(cluster: ClusterSpec, num_ranks: int) -> ClusterSpec:
     """As many devices of this machine as there are ranks; CPU ranks where the GPUs are too few."""
     if cluster.device.is_cpu:
@@ -85,7 +108,7 @@ def _cluster(cluster: ClusterSpec, num_ranks: int) -> ClusterSpec:
 
 
 def _training(
-    asked: Training, layout: Layout, degrees: dict[str, int], num_microbatches: int, *, on_cpu: bool
+    model: ModelSpec, asked: Training, layout: Layout, degrees: dict[str, int], num_microbatches: int, *, on_cpu: bool
 ) -> Training:
     """A step that is short, in a precision and with an optimizer that the worker has."""
     seq_len = min(asked.seq_len, MAX_SEQ_LEN)
@@ -101,16 +124,24 @@ def _training(
         optimizer=asked.optimizer if asked.optimizer in ("adamw", "sgd") else "adamw",
         framework="builtin",
         dropout=0.0,
+        mtp_num_layers=0 if mtp_layers(model, asked) else asked.mtp_num_layers,
+        packed_seq_len=None,
+        tf32=None,
+        cuda_graphs="none",
+        deterministic=False,
+        fp8_activation_inputs=False,
+        launch_blocking=False,
+        recompute_modules=(),
         trainable="all",
     )
 
 
 def _pins(asked: Layout, degrees: dict[str, int], num_microbatches: int) -> LayoutPins:
     """The asked layout without what the worker cannot run; the rest takes the worker's own defaults."""
-    schedule: Schedule = "gpipe" if asked.schedule == "gpipe" else "1f1b"
+    schedule: Schedule = NEAREST_IN_TORCH.get(asked.schedule, asked.schedule)
     if degrees["pp"] == 1:
         schedule = "none"
-    elif num_microbatches < degrees["pp"]:
+    elif schedule == "1f1b" and num_microbatches < degrees["pp"]:
         schedule = "gpipe"  # torch's 1F1B refuses fewer microbatches than stages
     return LayoutPins(
         tp=degrees["tp"],
@@ -119,7 +150,9 @@ def _pins(asked: Layout, degrees: dict[str, int], num_microbatches: int) -> Layo
         rank_order=asked.rank_order,
         micro_batch_size=asked.micro_batch_size,
         schedule=schedule,
-        zero_stage=min(asked.zero_stage, 1),
+        num_model_chunks=_num_model_chunks(asked, degrees["pp"]),
+        zero_stage=asked.zero_stage if degrees["pp"] == 1 else min(asked.zero_stage, 1),
+        dp_shard_size=math.gcd(asked.dp_shard_size, degrees["dp"]),
         sequence_parallel=asked.sequence_parallel and degrees["tp"] > 1,
         recompute=asked.recompute,
     )

@@ -11,9 +11,10 @@ MAX_QUERIES_PER_KV_HEAD = 2
 MAX_FFN_RATIO = 4
 
 
-def shrink_model(model: ModelSpec, *, tp: int, pp: int) -> ModelSpec:
+def shrink_model(model: ModelSpec, *, tp: int, pp: int, num_model_chunks: int) -> ModelSpec:
     """Layers and widths shrunken, what a degree divides stays divisible by it, and the kind of attention is kept:
-    one query head a KV head, several, or a single KV head where tp allows it."""
+    one query head a KV head, several, or a single KV head where tp allows it. A model chunk is a layer."""
+    layers_per_rank = num_model_chunks if num_model_chunks > 1 else min(MAX_LAYERS_PER_STAGE, model.num_layers // pp)
     kv_heads, heads = _heads(model, tp)
     head_dim = max(2, min(model.query_head_dim, MAX_HEAD_DIM) // 2 * 2)
     hidden_size = heads * head_dim
@@ -21,7 +22,7 @@ def shrink_model(model: ModelSpec, *, tp: int, pp: int) -> ModelSpec:
     # positions, two RMSNorms a layer, a gated MLP, no experts, no latent attention.
     return ModelSpec(
         name=model.name,
-        num_layers=pp * max(1, min(MAX_LAYERS_PER_STAGE, model.num_layers // pp)),
+        num_layers=pp * max(1, layers_per_rank),
         hidden_size=hidden_size,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,

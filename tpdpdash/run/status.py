@@ -1,4 +1,4 @@
-"""RunStatus: status.json as a type. The supervisor writes it, everyone else reads it."""
+"""RunStatus: status.json as a type. Whoever answers for a run writes it (status_file), everyone else reads it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class FirstFailure:
     """The first cause of a failure: one rank, or the agent."""
 
     code: str
-    """rank_killed, rank_crashed, rank_signalled, rank_raised, rank_exited, rank_left_early, agent_killed,
-    agent_failed, supervisor_failed."""
+    """rank_killed, rank_crashed, rank_signalled, rank_raised, rank_exited, rank_left_early, rank_silent,
+    rank_lost_peers, rank_gone, agent_killed, agent_failed, supervisor_failed, batch_job_ended,
+    job_ended_by_slurm."""
     rank: int | None = None
     """The rank that failed first; None when it was the agent."""
     signal: str | None = None
@@ -27,7 +28,7 @@ class FirstFailure:
     exit_code: int | None = None
     """Its exit code where it ended by itself."""
     error: str | None = None
-    """Last line of the exception: "ValueError: boom"."""
+    """The exception in one line, its cause first: "ValueError: boom"."""
     traceback: str | None = None
     """The exception's traceback, or the last lines that the rank wrote."""
     others: tuple[tuple[int, str], ...] = ()
@@ -35,13 +36,29 @@ class FirstFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerJob:
+    """The job of a run in the queue of a cluster, as Slurm last told."""
+
+    id: str
+    """Its number, for squeue and scancel."""
+    state: str
+    """Slurm's own word: PENDING, RUNNING, NODE_FAIL."""
+    partition: str = ""
+    """Where it waits or runs."""
+    reason: str = ""
+    """Why it waits: Resources, Priority."""
+    position: int | None = None
+    """Its place among the waiting jobs of its partition, 1 = next; None where it does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """One run as its supervisor sees it."""
+    """One run as whoever answers for it sees it: its supervisor, or the watch on its batch job."""
 
     state: State
     """created → starting → running → stopping → finished, failed or stopped."""
     engine: str
-    """local."""
+    """local, hosts (ranks on other machines are started by hand) or slurm."""
     host: str
     """Machine of the supervisor."""
     boot_id: str
@@ -71,7 +88,7 @@ class RunStatus:
     exit_code: int | None = None
     """The agent's; negative: ended by that signal."""
     stop_requested_by: str | None = None
-    """Who asked for the end: dashboard, cli, signal, deletion."""
+    """Who asked for the end: dashboard, cli, signal, deletion, slurm; unknown where the request cannot be read."""
     phase: str = PHASES[0]
     """One of PHASES."""
     ranks_by_phase: Mapping[str, int] = field(default_factory=dict)
@@ -82,6 +99,8 @@ class RunStatus:
     """The first cause, once the run has failed."""
     could_not_kill: tuple[int, ...] = ()
     """Processes that outlived SIGKILL (they hang in the kernel)."""
+    scheduler: SchedulerJob | None = None
+    """The job in Slurm's queue; None on other engines."""
 
     @property
     def is_final(self) -> bool:
@@ -112,6 +131,7 @@ class RunStatus:
         if missing:
             raise ValueError(f"status.json: {missing[0]} is missing")
         known["could_not_kill"] = _pids(document.get("could_not_kill"))
+        known["scheduler"] = _scheduler(document.get("scheduler"))
         return cls(
             state=document["state"],
             supervisor_pid=cast("int", pid),
@@ -168,6 +188,18 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise ValueError(f"status.json: {name} is not an object")
     return table
+
+
+def _scheduler(table: Any) -> SchedulerJob | None:
+    if table is None:
+        return None
+    kinds = {"id": _TEXT, "state": _TEXT, "partition": _TEXT, "reason": _TEXT}
+    if not isinstance(table, dict) or not all(_is_of_kind(table.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError("status.json: scheduler is not a job of a queue")
+    position = table.get("position")
+    if position is not None and not _is_of_kind(position, _WHOLE):
+        raise ValueError("status.json: scheduler.position is not a number")
+    return SchedulerJob(**{name: table[name] for name in kinds}, position=position)
 
 
 def _failure(table: Any) -> FirstFailure:

@@ -1,77 +1,77 @@
 """The supervisor: one small process a run, in a session of its own, that outlives whoever started it.
 
-It starts the agent through the shim, watches the ranks, writes status.json (nobody else does), ends the run when it
-is asked to, and leaves no process behind. If it is killed itself, the shims take agent and ranks with it.
+It starts the agent through the shim, watches the ranks, writes status.json (nobody else does while it lives), ends the
+run when it is asked to, and leaves no process behind. If it is killed itself, the shims take agent and ranks with it.
 
-    python -m tpdpdash.run.supervisor RUN_FOLDER
+    python -m tpdpdash.run.supervisor RUN_FOLDER                  leaves its caller, starts the folder's command
+    python -m tpdpdash.run.supervisor RUN_FOLDER srun WORDS…      inside a batch job of Slurm: stays, starts these words
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from tpdpdash.run.command import shim_argv
 from tpdpdash.run.devices import DeviceSampler
-from tpdpdash.run.failure import first_failure
-from tpdpdash.run.folder import RunFolder, read_json, write_json
+from tpdpdash.run.failure import exit_of_agents, first_failure, first_words
+from tpdpdash.run.folder import RunFolder, asked_to_stop_by, read_json, write_json
 from tpdpdash.run.processes import ProcessId, descendants, identify, processes_of_run, send_signal
 from tpdpdash.run.ranks import Ranks, tail_text
 from tpdpdash.run.shim import PARENT_VARIABLE
-from tpdpdash.run.status import FirstFailure, RunStatus
-from tpdpdash.telemetry.process import boot_id, start_time_s
+from tpdpdash.run.slurm import SlurmSilentError, ended_by_slurm, job_here, look_up, signal_step
+from tpdpdash.run.status import FirstFailure, RunStatus, SchedulerJob
+from tpdpdash.run.status_file import StatusFile, first_status, note
+from tpdpdash.units import MILLISECOND
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 TICK_S = 0.2
-HEARTBEAT_S = 2.0
 STOP_GRACE_S = 7.0
 """The agent gives its ranks 5 s (command.SHUTDOWN_TIMEOUT_S); then everything is killed."""
 LINGER_S = 1.5
 """Ranks may outlive the agent this long to write their last words."""
 KILL_LIMIT_S = 20.0
 """A process that outlives SIGKILL for so long hangs in the kernel: it is named and left."""
-LAST_WRITE_LIMIT_S = 30.0
 READY = b"1"
+BY_SIGNAL = "signal"
+"""Who asked for a stop that came as SIGTERM, without a name."""
 
 
-class Supervisor:
+class Answering(Protocol):
+    """A process that answers for a run: writes its status from the first to the last."""
+
+    folder: RunFolder
+    status: RunStatus
+
+    def run(self) -> None:
+        """To the end of the run."""
+
+
+class Supervisor(StatusFile):
     """Supervises one run from start to end."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, *, scheduler: SchedulerJob | None = None) -> None:
         self.command: dict[str, Any] = read_json(folder.command)
-        pid = os.getpid()
-        self.status = RunStatus(
-            state="created",
-            engine="local",
-            host=socket.gethostname(),
-            boot_id=boot_id(),
-            supervisor_pid=pid,
-            supervisor_start_time=start_time_s(pid) or 0.0,
-            created=self.command["created"],
-            **{name: self.command[name] for name in ("name", "layout", "world_size", "rehearsal", "steps")},
-        )
-        self.ranks = Ranks(folder, self.status.world_size)
+        super().__init__(folder, first_status(self.command, scheduler=scheduler))
+        self.ranks = Ranks(folder, self.status.world_size, nodes=self.command["nodes"])
         self.sampler = DeviceSampler(folder, node=0, uses_gpus=self.command["uses_gpus"])
         self.agent: ProcessId | None = None
         self.agent_exit: int | None = None
         self.agent_died_t: float | None = None
-        self.lost_writes = 0
-        self._written: RunStatus | None = None
-        self._write_due = 0.0
         self._kill_due: float | None = None
         self._stop_t: float | None = None
         self._was_signalled = False
+        self._has_killed_elsewhere = False
 
     # -------------------------------------------------------------------------------------- life
 
@@ -118,7 +118,7 @@ class Supervisor:
         poll = select.poll()
         for descriptor in self.ranks.death_watches():
             poll.register(descriptor, select.POLLIN)
-        poll.poll(TICK_S * 1000)
+        poll.poll(TICK_S / MILLISECOND)
 
     def _tick(self) -> None:
         self._reap()
@@ -159,6 +159,9 @@ class Supervisor:
         """Begin to stop when somebody asked for it; kill what is left when the grace has passed."""
         if self._kill_due is not None:
             if time.monotonic() > self._kill_due:
+                if not self._has_killed_elsewhere:
+                    self._has_killed_elsewhere = True
+                    self._signal_elsewhere(signal.SIGKILL)
                 self._signal_all(signal.SIGKILL)
             return
         asked_by = self._asked_by()
@@ -168,18 +171,12 @@ class Supervisor:
         self._stop_t = time.time()
         self.set_status(state="stopping", stop_requested_by=asked_by)
         self._signal_all(signal.SIGCONT)  # a stopped process does not hear SIGTERM
-        if self.agent is not None:
+        # srun would answer SIGTERM by killing its agents at once: on Slurm they are told themselves.
+        if not self._signal_elsewhere(signal.SIGTERM) and self.agent is not None:
             send_signal(self.agent, signal.SIGTERM)
 
     def _asked_by(self) -> str | None:
-        if self.folder.stop_request.exists():
-            try:
-                return str(read_json(self.folder.stop_request)["by"])[:40]
-            except (OSError, ValueError, KeyError, TypeError):
-                return "unknown"
-        if not self.folder.path.is_dir():
-            return "deletion"  # nobody could find it again, neither to watch it nor to stop it
-        return "signal" if self._was_signalled else None
+        return asked_to_stop_by(self.folder) or (BY_SIGNAL if self._was_signalled else None)
 
     def _members(self) -> list[ProcessId]:
         """Everything that belongs to the run, but for this process."""
@@ -191,13 +188,24 @@ class Supervisor:
         for process in self._members():
             send_signal(process, number)
 
+    def _signal_elsewhere(self, number: signal.Signals) -> bool:
+        """Signal the agents on all nodes of a batch job, which no signal from here reaches; whether that was done."""
+        if self.status.scheduler is None:
+            return False
+        try:
+            signal_step(self.status.scheduler.id, number)
+        except SlurmSilentError as silent:  # Slurm ends them all the same when the batch script ends
+            note(f"scancel: {silent}")
+            return False
+        return True
+
     # --------------------------------------------------------------------------------------- end
 
     def _finish(self) -> None:
         """No process is left; then the final state, once."""
         left = self._clear_out()
         self._update_ranks()
-        failure = self.status.first_failure or self._first_failure()
+        failure = self.status.first_failure or self._first_failure() or self._end_of_job()
         stopped = self._stop_t is not None
         has_ended_well = self.agent_exit == 0 and not left
         state = "failed" if left or failure else "finished" if has_ended_well else "stopped" if stopped else "failed"
@@ -208,8 +216,20 @@ class Supervisor:
         ends = self.ranks.ends()
         if self._stop_t is not None:
             return first_failure([end for end in ends if end.time < self._stop_t], agent_exit=None)
-        log = tail_text(self.folder.agent_log)
-        return first_failure(ends, agent_exit=self.agent_exit, agent_died_t=self.agent_died_t, agent_log=log)
+        log = first_words([tail_text(path) for path in self.folder.agent_logs()])
+        agent_exit = self.agent_exit if self.status.scheduler is None else exit_of_agents(self.agent_exit, ends)
+        return first_failure(ends, agent_exit=agent_exit, agent_died_t=self.agent_died_t, agent_log=log)
+
+    def _end_of_job(self) -> FirstFailure | None:
+        """Slurm's reason where it, and nobody who wanted it, ended the job: its time is up."""
+        if self.status.scheduler is None or self.status.stop_requested_by != BY_SIGNAL:
+            return None
+        try:
+            cause = ended_by_slurm(look_up(self.status.scheduler.id, self.folder.run_id))
+        except SlurmSilentError as silent:
+            note(f"squeue: {silent}")
+            return None
+        return None if cause is None else FirstFailure(code="job_ended_by_slurm", error=cause)
 
     def _clear_out(self) -> list[ProcessId]:
         """End what the agent left behind; those that cannot be killed are returned."""
@@ -227,33 +247,13 @@ class Supervisor:
         return []
 
     def _end(self, state: str, failure: FirstFailure | None, left: tuple[int, ...]) -> None:
+        self.ranks.close_rollup()
         ended = {"state": state, "ended": time.time(), "exit_code": self.agent_exit, "first_failure": failure}
+        if self.status.scheduler is not None:  # the batch script is about to end
+            ended["scheduler"] = replace(self.status.scheduler, state="COMPLETING")
         final = replace(self._seen(), **ended, could_not_kill=left)  # type: ignore[arg-type]
-        summary = {
-            **final.to_json(),
-            "ranks": self.ranks.summary(),
-            "bad_lines": dict(self.ranks.bad_lines),
-            "lost_samples": self.sampler.lost_samples,
-            "lost_writes": self.lost_writes,
-        }
-        self._write_at_last(self.folder.summary, summary)
-        self.status = final
-        self._write_at_last(self.folder.status, {**final.to_json(), "heartbeat": time.time()})
-
-    def _write_at_last(self, path: Path, document: dict[str, Any]) -> None:
-        """The last writes are tried for a while: a full disk may be cleared."""
-        limit = time.monotonic() + LAST_WRITE_LIMIT_S
-        while True:
-            try:
-                write_json(path, document)
-                return
-            except FileNotFoundError:  # the folder itself is gone: there is nothing to wait for
-                return
-            except OSError as wrong:
-                note(f"{path.name}: {wrong}")
-                if time.monotonic() > limit:
-                    return
-            time.sleep(1.0)
+        measured = {"ranks": self.ranks.summary(), "bad_lines": dict(self.ranks.bad_lines)}
+        self.end(final, {**measured, "lost_samples": self.sampler.lost_samples})
 
     def _give_up(self, reason: str) -> None:
         """A defect of the supervisor itself: end the run, and say so."""
@@ -272,32 +272,19 @@ class Supervisor:
     def _publish(self) -> None:
         """Write the status when it has changed, and every two seconds as a sign of life."""
         status = self._seen()
-        reports = self.ranks.have_all_reported or not self.command["has_probe"]
-        if status.state == "starting" and reports and self.agent_exit is None:
+        if status.state == "starting" and self.agent_exit is None and self._is_running():
             status = replace(status, state="running")
-        is_news = self._written is None or replace(status, last_step=None) != replace(self._written, last_step=None)
-        if is_news or time.monotonic() > self._write_due:
-            self._write(status, durable=self._written is None or status.state != self._written.state)
+        self.publish(status)
+
+    def _is_running(self) -> bool:
+        """Whether all ranks have reported; of ranks that may never report, whether those of all machines were begun."""
+        if self.command["has_probe"]:
+            return self.ranks.have_all_reported
+        return self.command["nodes"] == 1 or self.ranks.have_all_begun
 
     def set_status(self, **changes: Any) -> None:
         """Change the status and write it at once."""
-        self._write(replace(self._seen(), **changes), durable=True)
-
-    def _write(self, status: RunStatus, *, durable: bool) -> None:
-        self.status = status
-        self._write_due = time.monotonic() + HEARTBEAT_S
-        try:
-            write_json(self.folder.status, {**status.to_json(), "heartbeat": time.time()}, durable=durable)
-            self._written = status
-        except OSError as wrong:  # tried again with the next heartbeat
-            self.lost_writes += 1
-            note(f"status.json: {wrong}")
-
-
-def note(what: str) -> None:
-    """Say it in supervisor.log. Where the disk is full there is nowhere to say it, and the run goes on all the same."""
-    with contextlib.suppress(OSError):
-        print(what, file=sys.stderr, flush=True)
+        self.write(replace(self._seen(), **changes), durable=True)
 
 
 def become_subreaper() -> None:
@@ -307,7 +294,18 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def main(path: str) -> int:
+def main(path: str, agent: Sequence[str] = ()) -> int:
+    """Supervise in place where agent words are given; else fork away from the caller."""
+    if not agent:
+        return leave_caller(lambda: Supervisor(RunFolder(Path(path))))
+    become_subreaper()
+    supervisor = Supervisor(RunFolder(Path(path)), scheduler=job_here(os.environ))
+    supervisor.command["argv"] = [*shim_argv(), *agent]
+    supervisor.run()
+    return 0 if supervisor.status.state == "finished" else 1
+
+
+def leave_caller(make: Callable[[], Answering]) -> int:
     """Fork away from the caller; the parent returns 0 once the child has written the first status."""
     reading, writing = os.pipe()
     if os.fork() != 0:
@@ -316,15 +314,15 @@ def main(path: str) -> int:
     os.close(reading)
     os.setsid()
     become_subreaper()
-    supervisor = Supervisor(RunFolder(Path(path)))
-    write_json(supervisor.folder.status, supervisor.status.to_json())
+    answering = make()
+    write_json(answering.folder.status, answering.status.to_json())
     os.write(writing, READY)
     os.close(writing)
-    supervisor.run()
+    answering.run()
     return 0
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(sys.argv[1], sys.argv[2:])
     sys.stdout.flush()
     os._exit(code)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.ma  # the first np.unique loads it, and fails where two threads come to it at once
 
-from tpdpdash.cost.estimate import Estimates, estimate, estimate_layout, peak_bytes
-from tpdpdash.cost.result import Estimate
+from tpdpdash.cost.estimate import Estimates, estimate, estimate_layout, peak_bytes, step_seconds
+from tpdpdash.cost.result import OUT_OF_MEMORY, Estimate
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.rules import refusal_codes
+from tpdpdash.search.choices import offloads
+from tpdpdash.search.margins import Margin, margins
 from tpdpdash.search.ranking import (
-    best_of_each,
+    combinations,
+    near_equal_in_set,
+    on_front,
     pareto_front,
     ranked_order,
+    simplest_of_each,
+    simplicity,
 )
 from tpdpdash.search.refusals import Miss, Refusal, RefusalCounter
-from tpdpdash.search.space import layout_grids, layout_space
+from tpdpdash.search.space import CHUNK_ROWS, Grid, Space, chunk_columns, chunks_of, space_of
+from tpdpdash.units import MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +39,17 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 KEPT_ROWS = 200
-"""The best rows that are kept, besides the best of each combination of degrees and the front."""
+"""The fastest rows that are kept, besides near-equal ones, the best of each combination of degrees and the front."""
+
+
+FEW_FEASIBLE = 10
+"""With fewer layouts that fit, offloading is tried: it is slower wherever the device's memory suffices."""
+THREADS = 2
+"""Chunks priced at once. The answer does not depend on it."""
+CHUNKS, FEWEST_ROWS = 8, 8192
+"""A small space is cut into so many chunks, of so many rows at least, that no thread waits long for the last one."""
+LARGEST_LEARNT_BYTES = 31 * MIB
+"""Just below what glibc still learns from: 32 MiB with what it puts around a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,21 +65,21 @@ class Plan:
     seconds: float
     """Time of the search."""
     ranked: Estimates | None
-    """Feasible layouts, best first: the best KEPT_ROWS, the best variant of each combination of degrees, and the front;
-    None when nothing fits."""
+    """Feasible layouts, the fastest first, equal ones by simplicity: the fastest KEPT_ROWS, what is near-equal to the
+    fastest, what is near-equal to the fastest of each combination of degrees, and the front; None when nothing fits."""
+    pick: int
+    """The row of `ranked` to run: the simplest of those near-equal to the fastest (search.ranking)."""
+    picked: Estimate | None
+    """That layout with all its stages; None when nothing fits."""
     variants: NDArray[np.intp]
-    """Rows of `ranked` that are the best of their tp, cp, ep, pp and dp, best first."""
+    """A row of `ranked` for each tp, cp, ep, pp and dp, fastest first: the simplest of those near-equal to its fastest;
+    the pick for its own."""
     front: NDArray[np.intp]
     """Rows of `ranked` that no other layout beats in both memory and speed, fastest first."""
     refusals: dict[str, Refusal]
     """Layouts that cannot run, by reason, the commonest first; OUT_OF_MEMORY is a reason like any other."""
     closest: Estimate | None
     """Of the legal layouts that do not fit, the one that needs the least memory; None when all of them fit."""
-
-    @property
-    def best(self) -> Estimate | None:
-        """The best layout; None when nothing fits."""
-        return None if self.ranked is None else self.ranked.row(0)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -74,27 +93,46 @@ class Plan:
             return None
         return -self.closest.spare_bytes
 
-    def top(self, count: int) -> list[Estimate]:
-        """The best `count` layouts with all their stages."""
+    @property
+    def near(self) -> int:
+        """Layouts whose steps are near-equal to the fastest's, that one included."""
         if self.ranked is None:
-            return []
-        return [self.ranked.row(i) for i in range(min(count, len(self.ranked)))]
+            return 0
+        steps = self.ranked.step_s
+        return int(np.count_nonzero(near_equal_in_set(steps, np.zeros(len(steps), np.intp))))
+
+    def top_rows(self, count: int) -> list[int]:
+        """Rows of `ranked` that stand for it: the `count` fastest, the pick in the last one's place where it is further
+        down; never without the fastest."""
+        rows = [] if self.ranked is None else list(range(min(count, len(self.ranked))))
+        return [*rows[: max(1, count - 1)], self.pick] if rows and self.pick > rows[-1] else rows
+
+    def top(self, count: int) -> list[Estimate]:
+        """`count` layouts with all their stages, the fastest first, the pick among them."""
+        return [] if self.ranked is None else [self.ranked.row(row) for row in self.top_rows(count)]
+
+    def margins(self, count: int) -> list[Margin]:
+        """What each of `top` loses against the fastest."""
+        return [] if self.ranked is None else margins(self.ranked, self.top_rows(count))
 
     def to_json(self, top: int = 20) -> dict[str, Any]:
-        """`tpdpdash plan --json`."""
+        """`tpdpdash plan --json`; `margins` has an entry for each layout, `pick` is the place of one of them."""
+        rows, layouts = self.top_rows(top), self.top(top)
         search = {"considered": self.considered, "feasible": self.feasible, "seconds": self.seconds}
+        search |= {"near": self.near, "pick": rows.index(self.pick)} if rows else {}
         if self.closest_bytes_short is not None:
             search["closest_bytes_short"] = self.closest_bytes_short
         return {
             "search": search,
-            "layouts": [layout.to_json() for layout in self.top(top)],
+            "layouts": [layout.to_json() for layout in layouts],
+            "margins": [each.to_json() for each in self.margins(top)],
             "refused": self.refused,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kept:
-    """Feasible layouts that can still be in the answer, best first."""
+    """Feasible layouts that can still be in the answer."""
 
     columns: LayoutColumns
     step_s: Floats
@@ -104,13 +142,28 @@ class _Kept:
         return _Kept(columns=self.columns.take(index), step_s=self.step_s[index], peak_bytes=self.peak_bytes[index])
 
     def worth_keeping(self, keep: int) -> _Kept:
-        """The best `keep` rows, the best of each combination of degrees, and the front."""
-        order = ranked_order(self.columns, self.step_s, self.peak_bytes)
-        wanted = np.zeros(len(order), np.bool_)
-        wanted[:keep] = True
-        wanted[best_of_each(self.columns, order)] = True
-        wanted[pareto_front(self.peak_bytes, order)] = True
-        return self.take(order[wanted])
+        """The fastest `keep` rows, the rows near-equal to the fastest of their combination of degrees (one of them is
+        its simplest), and the front."""
+        wanted = near_equal_in_set(self.step_s, combinations(self.columns))
+        wanted |= on_front(self.step_s, self.peak_bytes)
+        if len(wanted) > keep:
+            wanted |= self.step_s <= np.partition(self.step_s, keep)[keep]
+        else:
+            wanted[:] = True
+        return self.take(np.flatnonzero(wanted))
+
+    def ranked(self) -> _Kept:
+        """The rows, fastest first."""
+        return self.take(ranked_order(self.step_s, simplicity(self.columns, self.peak_bytes)))
+
+    def picks(self) -> tuple[int, NDArray[np.intp]]:
+        """(the simplest row near-equal to the fastest, the same of each combination of degrees) of ranked rows."""
+        place, of = simplicity(self.columns, self.peak_bytes), combinations(self.columns)
+        one_set = np.zeros_like(of)
+        pick = int(simplest_of_each(near_equal_in_set(self.step_s, one_set), one_set, place)[0])
+        candidates = near_equal_in_set(self.step_s, of) & (of != of[pick])
+        candidates[pick] = True
+        return pick, simplest_of_each(candidates, of, place)
 
     def joined(self, other: _Kept) -> _Kept:
         return _Kept(
@@ -129,74 +182,123 @@ class _Search:
     considered: int = 0
     feasible: int = 0
     kept: _Kept | None = None
-    closest: Miss | None = None
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
 
-    def add(self, columns: LayoutColumns) -> None:
-        """Price one chunk: rules first, memory of what is legal, time of what fits."""
-        model, cluster, training = self.job.model, self.job.cluster, self.job.training
-        codes = refusal_codes(model, training, cluster, columns)
-        self.considered += len(columns)
-        self.refusals.add_rules(self.job, columns, codes)
-        legal = columns.take(np.flatnonzero(codes == 0))
-        if not len(legal):
-            return
-        peak = peak_bytes(model, cluster, training, legal)
-        fits = peak <= cluster.device.usable_bytes
-        if not fits.all():
-            self._add_misses(legal, peak, int((~fits).sum()))
-        if fits.any():
-            self._add_feasible(legal.take(np.flatnonzero(fits)))
+    def add(self, chunk: _Chunk) -> None:
+        """Take in one chunk. The order of the chunks decides which example of a refusal is kept, nothing else."""
+        self.considered += len(chunk.columns)
+        self.refusals.add_rules(self.job, chunk.columns, chunk.codes)
+        if chunk.miss is not None:
+            self.refusals.add_misses(self.job.cluster, chunk.misses, chunk.miss)
+        if chunk.kept is not None:
+            self.feasible += chunk.feasible
+            joined = chunk.kept if self.kept is None else self.kept.joined(chunk.kept)
+            self.kept = joined.worth_keeping(self.keep)
 
-    def _add_misses(self, legal: LayoutColumns, peak: Floats, count: int) -> None:
-        row = int(np.argmin(np.where(peak > self.job.cluster.device.usable_bytes, peak, np.inf)))
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chunk:
+    """What became of some layouts."""
+
+    columns: LayoutColumns
+    """All of them."""
+    codes: NDArray[np.int16]
+    """The rule that each breaks first, as refusal_codes gives it."""
+    misses: int = 0
+    """Legal ones that do not fit."""
+    miss: Miss | None = None
+    """Of those, the one that needs the least memory."""
+    feasible: int = 0
+    """Those that are legal and fit."""
+    kept: _Kept | None = None
+    """The feasible ones that can be in the answer."""
+
+
+def _priced(job: Job, space: Space, grids: Sequence[Grid], keep: int) -> _Chunk:
+    """Rules first, memory of what is legal, time of what fits. Reads nothing but its arguments: chunks can be priced in
+    any order, several at once."""
+    model, cluster, training = job.model, job.cluster, job.training
+    columns = chunk_columns(job, space, grids)
+    codes = refusal_codes(model, training, cluster, columns)
+    legal = columns.take(np.flatnonzero(codes == 0))
+    if not len(legal):
+        return _Chunk(columns=columns, codes=codes)
+    peak = peak_bytes(model, cluster, training, legal)
+    fits = peak <= cluster.device.usable_bytes
+    feasible, kept = legal.take(np.flatnonzero(fits)), None
+    if len(feasible):
+        step_s = step_seconds(model, cluster, training, feasible)
+        kept = _Kept(columns=feasible, step_s=step_s, peak_bytes=peak[fits]).worth_keeping(keep)
+    miss = None
+    if not fits.all():
+        row = int(np.argmin(np.where(fits, np.inf, peak)))
         miss = Miss(layout=legal.layout(row), peak_bytes=float(peak[row]))
-        self.refusals.add_misses(self.job.cluster, count, miss)
-        if self.closest is None or miss.peak_bytes < self.closest.peak_bytes:
-            self.closest = miss
-
-    def _add_feasible(self, columns: LayoutColumns) -> None:
-        job = self.job
-        found = estimate(job.model, job.cluster, job.training, columns, every_stage=False)
-        self.feasible += len(columns)
-        new = _Kept(columns=columns, step_s=found.step_s, peak_bytes=found.peak_bytes).worth_keeping(self.keep)
-        self.kept = new if self.kept is None else self.kept.joined(new).worth_keeping(self.keep)
+    misses = int(np.count_nonzero(~fits))
+    return _Chunk(columns=columns, codes=codes, misses=misses, miss=miss, feasible=len(feasible), kept=kept)
 
 
 def plan(job: Job, *, top: int = 20, progress: Progress | None = None) -> Plan:
     """Search the whole space of a job. Raises InvalidInputError when its pinned degrees do not make up the world.
 
+    Where fewer than FEW_FEASIBLE layouts fit, all are tried again with the optimizer's states in host memory.
     progress: called with (rows done, rows in all) after each chunk.
     """
     started = time.perf_counter()
-    grids = layout_grids(job)
-    total = sum(grid.rows for grid in grids)
     search = _Search(job, max(top, KEPT_ROWS))
-    for columns in layout_space(job, grids):
-        search.add(columns)
-        if progress is not None:
-            progress(search.considered, total)
+    _search_space(search, job, progress)
+    if search.feasible < FEW_FEASIBLE and job.pins.offload_optimizer is None and offloads(job):
+        _search_space(search, replace(job, pins=replace(job.pins, offload_optimizer=True)), progress)
     return _result(search, time.perf_counter() - started)
 
 
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed, up to 64 MiB a thread, for the next array: it gives arrays of half a megabyte back
+    to the system, whose fresh pages then take a quarter of the search. It learns what to keep from the largest block
+    that was freed, up to this one's size (malloc.c, mmap_threshold); elsewhere this does nothing."""
+    np.empty(LARGEST_LEARNT_BYTES, np.uint8)
+
+
+def _search_space(search: _Search, job: Job, progress: Progress | None) -> None:
+    """Add a job's whole space, THREADS chunks at a time; numpy computes without holding Python's lock."""
+    _keep_freed_memory()
+    space = space_of(job)
+    total = search.considered + space.rows
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting: deque[Future[_Chunk]] = deque()
+        for grids in chunks_of(space, min(CHUNK_ROWS, max(FEWEST_ROWS, space.rows // CHUNKS))):
+            waiting.append(pool.submit(_priced, job, space, grids, search.keep))
+            if len(waiting) > THREADS:
+                _take_in(search, waiting, total, progress)
+        while waiting:
+            _take_in(search, waiting, total, progress)
+
+
+def _take_in(search: _Search, waiting: deque[Future[_Chunk]], total: int, progress: Progress | None) -> None:
+    """The oldest chunk: in the order of the space, whichever thread was quicker."""
+    search.add(waiting.popleft().result())
+    if progress is not None:
+        progress(search.considered, total)
+
+
 def _result(search: _Search, seconds: float) -> Plan:
-    job, kept, closest = search.job, search.kept, search.closest
+    job, refusals = search.job, search.refusals.by_reason()
+    miss, closest = refusals.get(OUT_OF_MEMORY), None
+    if miss is not None:
+        closest = estimate_layout(job.model, job.cluster, job.training, LayoutColumns.from_layouts([miss.layout]))
+    kept = None if search.kept is None else search.kept.ranked()
     none = np.zeros(0, np.intp)
-    order = none if kept is None else np.arange(len(kept.step_s))
+    ranked = None if kept is None else estimate(job.model, job.cluster, job.training, kept.columns, every_stage=False)
+    pick, variants = (0, none) if kept is None else kept.picks()
     return Plan(
         job=job,
         considered=search.considered,
         feasible=search.feasible,
         seconds=seconds,
-        ranked=None
-        if kept is None
-        else estimate(job.model, job.cluster, job.training, kept.columns, every_stage=False),
-        variants=none if kept is None else best_of_each(kept.columns, order),
-        front=none if kept is None else pareto_front(kept.peak_bytes, order),
-        refusals=search.refusals.by_reason(),
-        closest=None if closest is None else _estimate_of(job, closest.layout),
+        ranked=ranked,
+        pick=pick,
+        picked=None if ranked is None else ranked.row(pick),
+        variants=variants,
+        front=none if kept is None else pareto_front(kept.step_s, kept.peak_bytes),
+        refusals=refusals,
+        closest=closest,
     )
-
-
-def _estimate_of(job: Job, layout: Layout) -> Estimate:
-    return estimate_layout(job.model, job.cluster, job.training, LayoutColumns.from_layouts([layout]))

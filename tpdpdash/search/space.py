@@ -1,24 +1,30 @@
 """The space of layouts of a job, as chunks of columns with bounded memory.
 
-Every key that is pinned is fixed; every other one is a dimension: tp, cp, pp, ep, etp, micro-batch, chunks, ZeRO,
-recompute, sequence parallelism. dp is what the world leaves. A flag that changes no figure is no dimension: sequence
-parallelism at tp 1, ZeRO at one replica, chunks at one stage, etp at tp 1, experts of a dense model.
+Every key that is pinned is fixed; every other one is a dimension: tp, cp, pp, ep, etp here, the rest in `choices`. dp
+is what the world leaves. A flag that changes no figure is no dimension: sequence parallelism at tp 1, ZeRO at one
+replica, chunks at one stage, etp at tp 1, experts of a dense model, a rank order under which groups sit as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job
-from tpdpdash.layout.columns import RECOMPUTE_METHODS, LayoutColumns
-from tpdpdash.layout.frameworks import known_framework, overlap_keys
-from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, LayoutPins
+from tpdpdash.layout.columns import LayoutColumns, equal_runs, split_table
+from tpdpdash.layout.frameworks import overlap_keys
+from tpdpdash.layout.grid import rank_order_faults
+from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, SCHEDULES, LayoutPins
+from tpdpdash.layout.microbatch_rules import least_group_size
+from tpdpdash.layout.placement import domain_block, members_per_block
 from tpdpdash.layout.resolve import draft_layout
+from tpdpdash.search.choices import AXES, Settings, micro_batches, pipelines, recomputes, sequence_splits, shards
+from tpdpdash.search.splits import Split
 from tpdpdash.units import divisors
 
 if TYPE_CHECKING:
@@ -26,20 +32,17 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-CHUNK_ROWS = 16384
-"""Rows evaluated at once: their columns stay in the processor's cache."""
+CHUNK_ROWS = 65536
+"""Rows evaluated at once: enough that numpy's price of a call is nothing beside its rows', few enough for the
+processor's last cache."""
 MIN_TOKENS_PER_CONTEXT_RANK = 4096
 """Without a pin, context parallelism is searched as long as every rank keeps this many tokens of a sequence, from
 16,384 tokens on: below, it only divides work that tensor and data parallelism divide better."""
 LONG_SEQUENCE = 16384
 MAX_CONTEXT_PARALLEL = 64
-ACCOUNTS = ("account_for_embedding", "account_for_loss")
-ZERO_STAGES = (0.0, 1.0, 2.0, 3.0)
-STATES_ONLY = (0.0, 1.0)
-SHARDS_WITHOUT_PIPELINE = frozenset({"megatron-core"})
-"""Frameworks whose ZeRO 2 and 3 are searched without a pipeline only. Megatron-Core's distributed optimizer is ZeRO 1;
-2 and 3 are Megatron-FSDP (--data-parallel-sharding-strategy optim_grads, optim_grads_params), which its guide names as
-compatible with TP, CP and EP. A pin asks for the others all the same."""
+OTHER_RANK_ORDER = "tp-cp-ep-pp-dp"
+"""Megatron's other habit: a pipeline's stages next to each other. Searched where some group then sits differently."""
+PLACED_GROUPS = ("cp", "pp", "dp", "dp-cp", "ep", "expert-tp", "expert-dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +51,72 @@ class Grid:
 
     degrees: dict[str, int]
     """tp, cp, pp, dp, ep, etp."""
-    choices: dict[str, tuple[float, ...]]
-    """Values of each other dimension; their product is the rows."""
+    axes: tuple[Settings, ...]
+    """Rows of each of AXES; their product is the layouts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Settings of each axis."""
+        return tuple(map(len, self.axes))
 
     @property
     def rows(self) -> int:
         """Layouts of this combination."""
         count = 1
-        for values in self.choices.values():
-            count *= len(values)
+        for settings in self.axes:
+            count *= len(settings)
         return count
 
 
-def layout_grids(job: Job) -> list[Grid]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All layouts of a job."""
+
+    grids: tuple[Grid, ...]
+    """Every combination of degrees."""
+    splits: tuple[Split, ...]
+    """The stage splits that their rows name by number."""
+    rank_orders: tuple[str, ...]
+    """The rank orders that their rows name by number."""
+
+    @property
+    def rows(self) -> int:
+        """Layouts in all."""
+        return sum(grid.rows for grid in self.grids)
+
+
+def space_of(job: Job) -> Space:
     """All combinations of degrees, ordered by pp, so that a chunk's stages are about as many.
 
     Raises InvalidInputError when the pinned degrees do not make up the world.
     """
+    combinations = _combinations(job)
+    if not combinations:
+        raise InvalidInputError(draft_layout(job.pins, job.model, job.training, job.cluster.world_size).faults)
+    codes: dict[Split, int] = {}
+    orders = _orders_of(job, combinations)
+    by_pp = {
+        pp: (recomputes(job, pp), pipelines(job, pp, codes)) for pp in dict.fromkeys(d["pp"] for d in combinations)
+    }
+    grids = [
+        Grid(
+            degrees=degrees,
+            axes=(
+                micro_batches(job, degrees["dp"]),
+                sequence_splits(job, degrees["tp"]),
+                ((0.0,), (1.0,)) if two_orders else ((0.0,),),
+                *by_pp[degrees["pp"]],
+                shards(job, degrees),
+            ),
+        )
+        for degrees, two_orders in zip(combinations, orders, strict=True)
+    ]
+    return Space(grids=tuple(grids), splits=tuple(codes), rank_orders=_rank_orders(job))
+
+
+def _combinations(job: Job) -> list[dict[str, int]]:
     model, training, pins = job.model, job.training, job.pins
-    world = job.cluster.world_size
-    grids = []
+    world, found = job.cluster.world_size, []
     for pp in _degrees(pins.pp, world, model.num_layers):
         for tp in _degrees(pins.tp, world // pp, model.num_attention_heads):
             for cp in _context_degrees(pins, training.seq_len, world // (pp * tp)):
@@ -75,12 +124,9 @@ def layout_grids(job: Job) -> list[Grid]:
                 if pins.dp not in (None, dp) or pp * tp * cp * dp != world:
                     continue
                 for ep, etp in _expert_degrees(job, tp, tp * cp * dp):
-                    degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
-                    grids.append(Grid(degrees=degrees, choices=_choices(job, degrees)))
-    if not grids:
-        draft = draft_layout(pins, model, training, world)
-        raise InvalidInputError(draft.faults)
-    return grids
+                    found.append({"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp})
+    order = pins.rank_order
+    return found if order is None else [degrees for degrees in found if not rank_order_faults(order, degrees)]
 
 
 def _degrees(pinned: int | None, world: int, limit: int) -> list[int]:
@@ -111,94 +157,82 @@ def _expert_degrees(job: Job, tp: int, ranks: int) -> list[tuple[int, int]]:
     return pairs or [(experts[0], inside[0])]
 
 
-def _choices(job: Job, degrees: dict[str, int]) -> dict[str, tuple[float, ...]]:
-    """Values of the other dimensions under one combination of degrees."""
-    pins = job.pins
-    alone = degrees["dp"] * degrees["cp"] == 1
-    recompute = range(len(RECOMPUTES)) if pins.recompute is None else (RECOMPUTES.index(pins.recompute),)
-    states_only = degrees["pp"] > 1 and known_framework(job.training.framework) in SHARDS_WITHOUT_PIPELINE
-    zero = (1.0,) if alone else STATES_ONLY if states_only else ZERO_STAGES
-    sequence = (True, False) if degrees["tp"] > 1 else (False,)
-    return {
-        "micro_batch_size": _micro_batches(job, degrees["dp"]),
-        "num_model_chunks": _chunks(job, degrees["pp"]),
-        "zero_stage": zero if pins.zero_stage is None else (float(pins.zero_stage),),
-        "recompute": tuple(float(code) for code in recompute),
-        "sequence_parallel": sequence if pins.sequence_parallel is None else (pins.sequence_parallel,),
-    }
+def _rank_orders(job: Job) -> tuple[str, ...]:
+    return (DEFAULT_RANK_ORDER, OTHER_RANK_ORDER) if job.pins.rank_order is None else (job.pins.rank_order,)
 
 
-def _micro_batches(job: Job, dp: int) -> tuple[float, ...]:
-    """Sequences of a microbatch: divisors of a replica's share; one row where the batch does not divide (refused)."""
-    if job.pins.micro_batch_size is not None:
-        return (float(job.pins.micro_batch_size),)
-    share, rest = divmod(job.training.global_batch_size, dp)
-    return (1.0,) if rest or not share else tuple(float(size) for size in divisors(share))
-
-
-def _accounts(job: Job, pp: int) -> tuple[bool, bool]:
-    """(account_for_embedding, account_for_loss): as pinned; else set where the layers do not divide and embedding and
-    loss, or the loss alone, fill the gap (126 layers on 16 stages, 61 on 31), so that stages can have chunks."""
-    pins = job.pins
-    split = (pins.layers_per_stage, pins.first_stage_layers, pins.last_stage_layers)
-    flags = (pins.account_for_embedding, pins.account_for_loss)
-    layers = job.model.num_layers
-    if flags != (None, None) or any(given is not None for given in split) or pp == 1 or not layers % pp:
-        return bool(flags[0]), bool(flags[1])
-    if (layers + 2) % pp == 0 and layers + 2 > pp:
-        return True, True
-    return False, (layers + 1) % pp == 0 and layers + 1 > pp
-
-
-def _chunks(job: Job, pp: int) -> tuple[float, ...]:
-    """Model chunks: divisors of a stage's layers where stages are even (embedding and loss counted where they are
-    layers of the split); no chunks under a schedule without them."""
-    pins = job.pins
-    if pins.num_model_chunks is not None:
-        return (float(pins.num_model_chunks),)
-    layers, rest = divmod(job.model.num_layers + sum(_accounts(job, pp)), pp)
-    uneven = rest or any(
-        getattr(pins, name) is not None for name in ("layers_per_stage", "first_stage_layers", "last_stage_layers")
+def _orders_of(job: Job, combinations: list[dict[str, int]]) -> list[bool]:
+    """For each combination whether both rank orders are searched: where a group has other members in a scale-up domain
+    under the other one, and it keeps the pipelines of experts and of dense layers the same. Megatron asks that of
+    dense models too, to whose experts context parallel ranks are replicas."""
+    block = domain_block(job.cluster)
+    if job.pins.rank_order is not None or job.cluster.world_size <= block:
+        return [False] * len(combinations)
+    values: dict[str, Any] = {name: np.array([d[name] for d in combinations]) for name in combinations[0]}
+    usual, other = (
+        LayoutColumns.build(num_layers=job.model.num_layers, rank_orders=(order,), **values)
+        for order in (DEFAULT_RANK_ORDER, OTHER_RANK_ORDER)
     )
-    if pp == 1 or uneven or pins.schedule not in (None, "interleaved"):
-        return (1.0,)
-    chunks = tuple(float(v) for v in divisors(layers))
-    return chunks if pins.schedule is None else chunks[1:] or (1.0,)
+    differs = np.zeros(len(usual), np.bool_)
+    for kind in PLACED_GROUPS:
+        differs |= members_per_block(usual, kind, block) != members_per_block(other, kind, block)
+    return [bool(each) for each in differs & (usual.expert_dp == usual.dp) & (usual.pp > 1)]
 
 
-def layout_space(job: Job, grids: list[Grid] | None = None, chunk_rows: int = CHUNK_ROWS) -> Iterator[LayoutColumns]:
-    """The job's layouts in chunks of about `chunk_rows`."""
+def chunks_of(space: Space, chunk_rows: int) -> Iterator[list[Grid]]:
+    """The grids in groups of about `chunk_rows` layouts; at least a quarter of that where the number of stages changes,
+    so that few rows are padded to the stages of others."""
     waiting: list[Grid] = []
     rows = 0
-    for grid in layout_grids(job) if grids is None else grids:
+    for grid in space.grids:
+        deeper = waiting and grid.degrees["pp"] != waiting[-1].degrees["pp"]
+        if rows >= chunk_rows or (deeper and rows >= chunk_rows // 4):
+            yield waiting
+            waiting, rows = [], 0
         waiting.append(grid)
         rows += grid.rows
-        if rows >= chunk_rows:
-            yield _columns(job, waiting)
-            waiting, rows = [], 0
     if waiting:
-        yield _columns(job, waiting)
+        yield waiting
 
 
-def _columns(job: Job, grids: list[Grid]) -> LayoutColumns:
+def chunk_columns(job: Job, space: Space, grids: Sequence[Grid]) -> LayoutColumns:
     """The rows of several combinations, one after the other."""
-    counts = np.array([grid.rows for grid in grids])
+    shapes = [grid.shape for grid in grids]
+    counts = [grid.rows for grid in grids]
     values: dict[str, Any] = {
         name: np.repeat(np.array([grid.degrees[name] for grid in grids], np.float64), counts)
-        for name in ("tp", "cp", "pp", "dp", "ep", "etp")
+        for name in grids[0].degrees
     }
-    products = [np.meshgrid(*grid.choices.values(), indexing="ij") for grid in grids]
-    for k, name in enumerate(grids[0].choices):
-        values[name] = np.concatenate([product[k].reshape(-1) for product in products])
-    values |= _fixed(job)
-    if job.pins.schedule is not None:
-        values["schedule"] = np.where(values["pp"] > 1, SCHEDULES.index(job.pins.schedule), SCHEDULES.index("none"))
-    layers, mask, accounts = _stages(job, values["pp"])
-    values |= accounts
-    order = (job.pins.rank_order or DEFAULT_RANK_ORDER,)
-    return LayoutColumns.build(
-        num_layers=job.model.num_layers, rank_orders=order, stage_layers=layers, stage_mask=mask, **values
-    )
+    for place, names in enumerate(AXES):
+        settings = np.array([row for grid in grids for row in grid.axes[place]])
+        starts = np.cumsum([0, *(shape[place] for shape in shapes)])[:-1]
+        which = np.concatenate([_product(shape)[place] + start for shape, start in zip(shapes, starts, strict=True)])
+        values |= {name: settings[which, k] for k, name in enumerate(names)}
+    values["split"] = values["split"].astype(np.intp)
+    values |= _fixed(job) | split_table([split.layers for split in space.splits])
+    values.setdefault("microbatch_group_size_per_vp_stage", _groups(job, values))
+    return LayoutColumns.build(num_layers=job.model.num_layers, rank_orders=space.rank_orders, **values)
+
+
+@lru_cache(maxsize=256)
+def _product(shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """Setting of each axis in each row of a product, (axes, rows), the last axis varying fastest."""
+    return np.indices(shape, np.intp).reshape(len(shape), -1)
+
+
+def _groups(job: Job, values: dict[str, Any]) -> Floats:
+    """Microbatches that a chunk runs before the next: pp, or where Megatron refuses that the next size it takes."""
+    pp = values["pp"]
+    microbatches = job.training.global_batch_size / (values["micro_batch_size"] * values["dp"])
+    refused = (values["schedule"] == SCHEDULES.index("interleaved")) & (microbatches > pp) & (microbatches % pp > 0)
+    rows = np.flatnonzero(refused & (microbatches == np.floor(microbatches)))
+    if not len(rows):
+        return np.asarray(pp)
+    first, of_row = equal_runs([microbatches[rows], pp[rows]])
+    counts = zip(microbatches[rows[first]].tolist(), pp[rows[first]].tolist(), strict=True)
+    found = pp.copy()
+    found[rows] = np.array([least_group_size(int(m), int(p)) for m, p in counts], np.float64)[of_row]
+    return np.asarray(found)
 
 
 def _fixed(job: Job) -> dict[str, Any]:
@@ -206,35 +240,8 @@ def _fixed(job: Job) -> dict[str, Any]:
     pins = job.pins
     fixed: dict[str, Any] = dict(overlap_keys(job.training.framework))
     names = (
-        *("microbatch_group_size_per_vp_stage", "dp_shard_size", "recompute_num_layers"),
-        *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "offload_optimizer", "offload_activations"),
+        "microbatch_group_size_per_vp_stage",
+        *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_ep"),
+        *("offload_optimizer", "offload_activations"),
     )
-    fixed |= {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
-    if pins.recompute_method is not None:
-        fixed["recompute_method"] = RECOMPUTE_METHODS.index(pins.recompute_method)
-    return fixed
-
-
-def _stages(job: Job, pp: Floats) -> tuple[Floats, NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
-    """(layers of each row's stages, which exist, what the split accounts for): the split that resolving a Job gives,
-    once for each pp, gathered to the rows."""
-    depths, which = np.unique(pp, return_inverse=True)
-    widest = int(depths[-1])
-    table = np.zeros((len(depths), widest))
-    mask = np.zeros((len(depths), widest), np.bool_)
-    flags = np.array([_accounts(job, int(depth)) for depth in depths], np.bool_)
-    accounts = {name: flags[which, k] for k, name in enumerate(ACCOUNTS)}
-    for row, depth in enumerate(depths):
-        given = _split_pins(job.pins) | dict(zip(ACCOUNTS, map(bool, flags[row]), strict=True))
-        split = replace(LayoutPins(), pp=int(depth), **given)
-        layers = draft_layout(split, job.model, job.training, None).layout.layers_per_stage
-        known = layers[: int(depth)]
-        table[row, : len(known)] = known
-        mask[row, : int(depth)] = True
-    return table[which], mask[which], accounts
-
-
-def _split_pins(pins: LayoutPins) -> dict[str, Any]:
-    """The pins that decide the stage split."""
-    names = ("layers_per_stage", "first_stage_layers", "last_stage_layers")
-    return {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+    return fixed | {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}

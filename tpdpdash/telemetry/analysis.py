@@ -6,7 +6,7 @@ Shapes: R ranks, S steps, P phases (record.PHASES). Times in seconds; NaN where 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,8 @@ from tpdpdash.telemetry.snapshot import Floats, Telemetry
 
 OWN_WORK = ("data", "forward", "backward", "loss", "optimizer")
 """Phases in which a rank waits for nobody."""
-_DENSE_GRID = ("tp", "cp", "dp", "pp")
-_EXPERT_GRID = ("etp", "ep", "edp", "pp")
 _COLLECTIVE = tuple(index for index, name in enumerate(PHASES) if name in COLLECTIVE_PHASES)
+_PP = PHASES.index("pp")
 _OWN = tuple(index for index, name in enumerate(PHASES) if name in OWN_WORK)
 
 
@@ -39,11 +38,25 @@ class StepBand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Seconds of each phase, parted. The three add up to phase_s."""
+
+    occupied_s: Floats
+    """(R, S, P) own work, and collectives with all ranks of the group present."""
+    bubble_s: Floats
+    """(R, S) in pp: idle time that the schedule plans."""
+    waiting_s: Floats
+    """(R, S, P) waiting for other ranks, by collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPhases:
     """Mean seconds of each rank over a window of steps. The parts add up to step_s."""
 
     phase_s: Floats
     """(R, P) occupied: own work, and the transferring part of collectives."""
+    bubble_s: Floats
+    """(R,) in pp: idle time that the schedule plans; 0 where no plan is known."""
     waiting_s: Floats
     """(R, P) waiting for other ranks, by the collective in which it waited."""
     unattributed_s: Floats
@@ -69,12 +82,17 @@ class RankPhases:
         """(R,) waiting, in all collectives."""
         return np.asarray(self.waiting_s.sum(axis=1))
 
+    def share(self, seconds: Floats) -> Floats:
+        """(R,) seconds as a share of the step; NaN where the step is unknown, or is said to have taken no time."""
+        unknown = np.full(len(self.step_s), np.nan)
+        return np.asarray(np.divide(seconds, self.step_s, out=unknown, where=self.step_s > 0))
+
 
 def step_band(telemetry: Telemetry) -> StepBand:
     """The least, middle and greatest step time over the ranks that reported, step by step."""
     spent = telemetry.step_s
-    low, middle, high = (_reduce(reduce, spent) for reduce in (np.nanmin, np.nanmedian, np.nanmax))
-    return StepBand(steps=telemetry.steps, min_s=low, median_s=middle, max_s=high)
+    low, high = _reduce(np.nanmin, spent), _reduce(np.nanmax, spent)
+    return StepBand(steps=telemetry.steps, min_s=low, median_s=_middle(spent), max_s=high)
 
 
 def unattributed_s(telemetry: Telemetry) -> Floats:
@@ -82,74 +100,70 @@ def unattributed_s(telemetry: Telemetry) -> Floats:
     return np.asarray(telemetry.step_s - telemetry.phase_s.sum(axis=2))
 
 
-def groups_of(telemetry: Telemetry, kind: str) -> list[list[int]]:
-    """Ranks that differ in `kind` only: the groups of that kind, learnt from the hello records.
-
-    Experts have a grid of their own (etp × ep × edp × pp): a place in it says nothing about a dense group.
-    """
-    grid = _EXPERT_GRID if kind in ("ep", "etp", "edp") else _DENSE_GRID
-    members: dict[tuple[int | None, ...], list[int]] = {}
-    for rank, info in telemetry.ranks.items():
-        rest = tuple(info.coords.get(name) for name in grid if name != kind)
-        members.setdefault(rest, []).append(rank)
-    return list(members.values())
-
-
-def split_waiting(telemetry: Telemetry) -> tuple[Floats, Floats]:
-    """(R, S, P) transferring and waiting: seconds in each collective phase, parted by comparing a group's ranks.
+def split_waiting(telemetry: Telemetry, planned_idle_s: Floats | None = None) -> Split:
+    """Seconds in each collective phase as transfer, planned idle time and waiting, by comparing a group's ranks.
 
     The quickest rank of a group came last and waited for nobody: its time is the transfer, and what another rank
-    spends beyond it is waiting. For pp this counts the idle time that the schedule plans as waiting too.
-    Needs every rank of the group in a step; where one is missing nothing is called waiting.
+    spends beyond it is waiting. `planned_idle_s` (R,): of pp, so much of a step is idle time that the schedule plans at
+    the measured stage times; without it that counts as waiting. Needs every rank of the group in a step; where one is
+    missing nothing is called waiting.
     """
-    transferring = telemetry.phase_s.copy()
-    waiting = np.zeros_like(transferring)
+    occupied = telemetry.phase_s.copy()
+    waiting = np.zeros_like(occupied)
+    idle = np.zeros(telemetry.world_size) if planned_idle_s is None else planned_idle_s
+    bubble = np.minimum(occupied[:, :, _PP], idle[:, None])
+    occupied[:, :, _PP] -= bubble
     for phase in _COLLECTIVE:
-        for group in groups_of(telemetry, PHASES[phase]):
-            if len(group) > 1:
-                spent = telemetry.phase_s[group, :, phase]
-                quickest = spent.min(axis=0)  # NaN where a rank is missing
-                waited = np.where(np.isnan(quickest), 0.0, spent - quickest)
-                waiting[group, :, phase] = waited
-                transferring[group, :, phase] = spent - waited
-    waiting[np.isnan(transferring)] = np.nan
-    return transferring, waiting
+        waited = _waited_s(telemetry, PHASES[phase], occupied[:, :, phase])
+        if waited is not None:
+            waiting[:, :, phase] = waited
+            occupied[:, :, phase] -= waited
+    waiting[np.isnan(occupied)] = np.nan
+    return Split(occupied_s=occupied, bubble_s=bubble, waiting_s=waiting)
 
 
-def rank_phases(telemetry: Telemetry, last_steps: int | None = None) -> RankPhases:
-    """Means over the last steps (all that are kept, if None), transfer and waiting apart."""
-    window = slice(-last_steps if last_steps else None, None)
-    transferring, waiting = split_waiting(telemetry)
+def _waited_s(telemetry: Telemetry, kind: str, spent: Floats) -> Floats | None:
+    """(R, S) of the seconds `spent` in a kind of collective, those of waiting; None where no group has two ranks."""
+    waited = None
+    for groups in telemetry.ranks.group_arrays(kind):
+        of_groups = spent[groups]  # (G, n, S)
+        quickest = of_groups.min(axis=1, keepdims=True)  # NaN where a rank is missing
+        waited = np.zeros_like(spent) if waited is None else waited
+        waited[groups] = np.where(np.isnan(quickest), 0.0, of_groups - quickest)
+    return waited
+
+
+def rank_phases(telemetry: Telemetry, window: int | None = None, planned_idle_s: Floats | None = None) -> RankPhases:
+    """Means over the last steps (all that are kept, if None); transfer, planned idle time and waiting apart."""
+    seen = telemetry.last(window)
+    # As split_waiting parts them, but for means no (R, S, P) array is made: a thousand ranks are looked at each second.
+    idle = np.zeros(seen.world_size) if planned_idle_s is None else planned_idle_s
+    bubble = np.minimum(seen.phase_s[:, :, _PP], idle[:, None])
+    by_phase = np.moveaxis(seen.phase_s, 2, 0)
+    occupied, bubble_s = np.stack([_mean_over_steps(spent) for spent in by_phase], axis=1), _mean_over_steps(bubble)
+    occupied[:, _PP] -= bubble_s
+    waiting = np.where(np.isnan(occupied), np.nan, 0.0)
+    for phase in _COLLECTIVE:
+        spent = seen.phase_s[:, :, phase]
+        waited = _waited_s(seen, PHASES[phase], spent - bubble if phase == _PP else spent)
+        if waited is not None:
+            waited[np.isnan(spent)] = np.nan
+            waiting[:, phase] = _mean_over_steps(waited)
+            occupied[:, phase] -= waiting[:, phase]
     return RankPhases(
-        phase_s=_mean_over_steps(transferring[:, window]),
-        waiting_s=_mean_over_steps(waiting[:, window]),
-        unattributed_s=_mean_over_steps(unattributed_s(telemetry)[:, window]),
-        step_s=_mean_over_steps(telemetry.step_s[:, window]),
-        num_steps=len(telemetry.steps[window]),
+        phase_s=occupied,
+        bubble_s=bubble_s,
+        waiting_s=waiting,
+        unattributed_s=_mean_over_steps(unattributed_s(seen)),
+        step_s=_mean_over_steps(seen.step_s),
+        num_steps=len(seen.steps),
     )
-
-
-def unattributed_share(telemetry: Telemetry) -> Floats:
-    """(R,) share of all kept step time that no region covers."""
-    return _share(unattributed_s(telemetry), telemetry.step_s)
-
-
-def other_share(telemetry: Telemetry) -> Floats:
-    """(R,) share of all kept step time in regions without a name here."""
-    return _share(telemetry.phase_s[:, :, PHASES.index("other")], telemetry.step_s)
-
-
-def probe_share(telemetry: Telemetry) -> Floats:
-    """(R,) bound on the probe's share of the step: regions · cost of one region / step time."""
-    cost = np.full(telemetry.world_size, np.nan)
-    for rank, info in telemetry.ranks.items():
-        cost[rank] = info.region_cost_s
-    return np.asarray(cost * _share(telemetry.regions, telemetry.step_s))
 
 
 def own_work_s(telemetry: Telemetry) -> Floats:
     """(R, S) seconds of work in which a rank waits for nobody."""
-    return np.asarray(telemetry.phase_s[:, :, list(_OWN)].sum(axis=2))
+    first, *others = (telemetry.phase_s[:, :, phase] for phase in _OWN)
+    return np.asarray(sum(others, first))
 
 
 def own_work_ratio(telemetry: Telemetry) -> Floats:
@@ -159,8 +173,8 @@ def own_work_ratio(telemetry: Telemetry) -> Floats:
     """
     work = own_work_s(telemetry)
     ratio = np.full_like(work, np.nan)
-    for ranks in _stages(telemetry).values():
-        middle = _reduce(np.nanmedian, work[ranks])
+    for ranks in telemetry.ranks.stages.values():
+        middle = _middle(work[ranks])
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio[ranks] = np.where(middle > 0, work[ranks] / middle, np.nan)
     return ratio
@@ -173,7 +187,7 @@ def tokens_per_s(telemetry: Telemetry) -> Floats:
     """
     seen = ~np.isnan(telemetry.tokens)
     replica_ranks = np.ones(telemetry.world_size)
-    for ranks in _replicas(telemetry).values():
+    for ranks in telemetry.ranks.replicas.values():
         replica_ranks[ranks] = len(ranks)
     tokens = np.where(seen, telemetry.tokens, 0.0) / replica_ranks[:, None]
     is_whole = seen.all(axis=0)
@@ -182,36 +196,38 @@ def tokens_per_s(telemetry: Telemetry) -> Floats:
         return np.asarray(np.where(is_whole & (slowest > 0), tokens.sum(axis=0) / slowest, np.nan))
 
 
+def usual(values: Floats, num_steps: int) -> float | None:
+    """Median of the last known values of (S,); None before there is one."""
+    tail = values[-num_steps:]
+    return float(np.nanmedian(tail)) if np.isfinite(tail).any() else None
+
+
 def loss_by_step(telemetry: Telemetry) -> Floats:
     """(S,) mean of the losses that ranks of the last stage reported."""
     return _reduce(np.nanmean, telemetry.loss)
 
 
-def _stages(telemetry: Telemetry) -> Mapping[int, list[int]]:
-    stages: dict[int, list[int]] = {}
-    for rank, info in telemetry.ranks.items():
-        stages.setdefault(info.coords.get("pp", 0), []).append(rank)
-    return stages
-
-
-def _replicas(telemetry: Telemetry) -> Mapping[int, list[int]]:
-    replicas: dict[int, list[int]] = {}
-    for rank, info in telemetry.ranks.items():
-        replicas.setdefault(info.coords.get("dp", 0), []).append(rank)
-    return replicas
-
-
-def _share(part: Floats, whole: Floats) -> Floats:
-    """Σ part / Σ whole over the steps that have both; NaN where there is none."""
-    known = ~np.isnan(part) & ~np.isnan(whole)
-    total = np.where(known, whole, 0.0).sum(axis=1)
-    spent = np.where(known, part, 0.0).sum(axis=1)
-    return np.asarray(np.divide(spent, total, out=np.full(len(total), np.nan), where=total > 0))
-
-
 def _mean_over_steps(values: Floats) -> Floats:
-    """Mean over axis 1; NaN for a rank without a step."""
-    return _reduce(np.nanmean, np.moveaxis(values, 1, 0))
+    """(R,) mean over the steps that were reported; NaN for a rank without one. (np.nanmean: five times as long.)"""
+    if not values.shape[1]:
+        return np.full(len(values), np.nan)
+    mean = values.mean(axis=1)
+    torn = np.isnan(mean)
+    if torn.any():
+        is_known = ~np.isnan(values[torn])
+        count, total = is_known.sum(axis=1), np.where(is_known, values[torn], 0.0).sum(axis=1)
+        mean[torn] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return np.asarray(mean)
+
+
+def _middle(values: Floats) -> Floats:
+    """(S,) median over axis 0 of what was reported; NaN where nothing was. Most steps are whole, and np.median takes
+    half the time of np.nanmedian."""
+    middle = np.median(values, axis=0) if values.size else np.full(values.shape[1:], np.nan)
+    torn = np.isnan(middle)
+    if torn.any():
+        middle[torn] = _reduce(np.nanmedian, values[:, torn])
+    return np.asarray(middle)
 
 
 def _reduce(reduce: Callable[..., Any], values: Floats) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ _DECODER = json.JSONDecoder(parse_constant=_not_finite)
 def parse_line(line: bytes, world_size: int | None) -> dict[str, Any]:
     """The record of a line. Raises BadLineError: nothing of a bad line is used."""
     try:
-        text = line.decode("utf-8").strip()
+        text = str(line, "utf-8").strip()
         record, end = _DECODER.raw_decode(text)
     except BadLineError:
         raise
@@ -73,13 +72,12 @@ def _is_name(value: object) -> bool:
 
 
 def _is_whole(value: object, limit: float) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+    return type(value) is int and 0 <= value < limit
 
 
 def is_seconds(value: object, limit: float = MAX_SECONDS) -> bool:
-    """Whether a value is a possible duration: a number, finite, not negative, below the limit."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value < limit and math.isfinite(value)  # type: ignore[operator, arg-type]
+    """Whether a value is a possible duration: a number (true is none), not negative, below the limit (NaN is not)."""
+    return (type(value) is float or type(value) is int) and 0 <= value < limit
 
 
 def _is_amount(value: object) -> bool:
@@ -93,12 +91,12 @@ def _is_step(record: Mapping[str, Any]) -> bool:
     phases = record.get("phase_s")
     if not _is_whole(record.get("step"), 1e12) or not is_seconds(record.get("step_s")) or not isinstance(phases, dict):
         return False
-    if not all(is_seconds(seconds) for seconds in phases.values()):
+    if not all(map(is_seconds, phases.values())):
         return False
     loss = record.get("loss")
     if loss is not None and not is_seconds(abs(loss) if isinstance(loss, int | float) else loss, limit=1e300):
         return False
-    return all(_is_amount(record.get(name)) for name in _AMOUNTS)
+    return all(map(_is_amount, map(record.get, _AMOUNTS)))
 
 
 def _is_hello(record: Mapping[str, Any]) -> bool:

@@ -24,13 +24,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from tpdpdash.telemetry.process import boot_id, peak_resident_bytes, resident_bytes, start_time_s
+from tpdpdash.telemetry.profiling import Profiling
 from tpdpdash.telemetry.record import COLLECTIVE_PHASES, MAX_ACTIONS, PHASES, RUN_DIR_VARIABLE, RecordWriter, rank_file
-from tpdpdash.telemetry.regions import NO_ACTION, Action, Region, State, Timed
+from tpdpdash.telemetry.regions import NO_ACTION, OUTSIDE, Action, Region, State, Timed
 
 HEARTBEAT_S = 1.0
 MAX_TRACEBACK_CHARS = 20_000
+_HERE = str(Path(__file__).parent)
 _OTHER = PHASES.index("other")
 
 
@@ -45,6 +48,7 @@ class Step:
         "loss",
         "memory_bytes",
         "peak_memory_bytes",
+        "read_loss",
         "step",
         "t",
         "tokens",
@@ -57,15 +61,19 @@ class Step:
         """Tokens of this rank's replica in this step: global batch · seq_len / dp."""
         self.loss: float | None = None
         """Loss of the step; None off the last stage."""
+        self.read_loss: Callable[[], float | None] | None = None
+        """In place of `loss`: asked for it when the record is written, on a GPU a step later."""
         self.memory_bytes: int | None = None
         """Device memory held; the process's resident memory where None."""
         self.peak_memory_bytes: int | None = None
         """The most device memory held in this step; the process's peak where None."""
 
     def __enter__(self) -> Step:
-        state = self._probe._state
+        state, profiling = self._probe._state, self._probe._profiling
         if state.step is None:
             self._probe.event("first_step")
+        if profiling.wanted is not None:
+            profiling.begin(self.step)
         self.t = time.time()
         self._cpu_start = time.process_time()
         self._regions_start = state.num_regions
@@ -84,24 +92,34 @@ class Step:
         if kind is None:
             self._probe._write_step(self, now - self._start, list(state.seconds))
         state.in_step = False
+        if self._probe._profiling.open is not None:
+            self._probe._profiling.end(is_whole=kind is None)
+
+    def drop(self) -> None:
+        """End it without a record."""
+        self._probe._state.in_step = False
+        self._probe._profiling.end(is_whole=False)
 
     def fields(self, step_s: float, seconds: list[float]) -> dict[str, object]:
-        """The step record's own fields (docs/reference.md), and the process time beside the wall time."""
+        """The step record's own fields (docs/reference.md) but the loss, and the process time beside the wall time."""
         on_cpu = self._probe.device.startswith("cpu")
         memory = resident_bytes() if self.memory_bytes is None and on_cpu else number(self.memory_bytes)
         peak = peak_resident_bytes() if self.peak_memory_bytes is None and on_cpu else number(self.peak_memory_bytes)
-        loss = number(self.loss)
         return {
             "step": self.step,
             **time_fields(step_s, seconds),
             "tokens": number(self.tokens),
-            "loss": loss,
-            "loss_is_finite": self.loss is None or loss is not None,
             "memory_bytes": memory,
             "peak_memory_bytes": peak,
             "cpu_s": round(time.process_time() - self._cpu_start, 6),
             "regions": self._probe._state.num_regions - self._regions_start,
         }
+
+    def loss_fields(self) -> dict[str, object]:
+        """The loss, and whether it is a number: JSON has no NaN."""
+        raw = self.loss if self.read_loss is None else self.read_loss()
+        loss = number(raw)
+        return {"loss": loss, "loss_is_finite": raw is None or loss is not None}
 
 
 def number(value: object) -> float | None:
@@ -121,9 +139,23 @@ def time_fields(step_s: float, seconds: Sequence[float]) -> dict[str, object]:
     return {"step_s": round(step_s, 7), "phase_s": phase_s}
 
 
+def _without_probe(told: traceback.TracebackException) -> traceback.TracebackException:
+    """The traceback without the probe's own lines: it only handed on what was raised in the script."""
+    lines = [line for line in told.stack if not line.filename.startswith(_HERE)]
+    if lines:
+        told.stack[:] = lines
+    for before in (told.__cause__, told.__context__):
+        if before is not None:
+            _without_probe(before)
+    return told
+
+
 class Probe:
     """Writes one rank's telemetry. Regions belong to one flow of control: the thread that runs the step, and
     autograd's thread while that one waits for it."""
+
+    writing: ClassVar[Probe | None] = None
+    """The one that writes this process's records."""
 
     def __init__(
         self,
@@ -142,9 +174,17 @@ class Probe:
         from step 2 on."""
         self.rank = rank
         self.device = device
+        self.is_unasked = False
+        """Whether the run started it, and not the script: it gives way to any other."""
+        self.has_failed = False
+        """Whether an exception was told."""
         self._hello: dict[str, object] = {"local_rank": local_rank, "world_size": world_size}
         self._hello |= {"coords": dict(coords or {}), "backend": backend, "device": device}
+        if Probe.writing is not None and Probe.writing.is_unasked:
+            Probe.writing.retire()  # the script has one of its own
+        Probe.writing = self if folder is not None else None
         self._state = State(clock)
+        self._profiling = Profiling(None if folder is None else Path(folder), rank, self._state, self._tell_profile)
         self._regions: dict[tuple[str, str], Timed] = {}
         self._timeline_every = timeline_every
         self._actions: list[list[object]] | None = None
@@ -194,10 +234,18 @@ class Probe:
 
     def error(self, raised: BaseException) -> None:
         """Tell that the script ends by this exception; done by itself for one that nobody catches."""
-        lines = traceback.format_exception(raised)
+        lines = list(_without_probe(traceback.TracebackException.from_exception(raised)).format())
+        self.has_failed = True
         fields = {"name": "error", "step": self._state.step, "phase": self._state.phase_name()}
         text = "".join(lines)[-MAX_TRACEBACK_CHARS:]
         self._writer.write("event", {**fields, "error": lines[-1].strip()[:1000], "traceback": text})
+
+    def _tell_profile(self, name: str, step: int, said: Mapping[str, object]) -> None:
+        self._writer.write("event", {"name": name, "step": step, **said})
+
+    def trouble(self, wrong: BaseException) -> None:
+        """Tell that the probe could not do something: the event probe_failed. The script goes on."""
+        self._writer.write("event", {"name": "probe_failed", "step": self._state.step, "error": repr(wrong)[:1000]})
 
     def phase(self, name: str, collective: str = "") -> Timed:
         """A region; enter it with `with`. `collective` says what runs in it (all_reduce, …): told after a hang."""
@@ -209,7 +257,7 @@ class Probe:
         return region
 
     def action(self, kind: str, stage: int, microbatch: int) -> Timed:
-        """One pipeline action ("F" or "B"); kept on sampled steps only."""
+        """One pipeline action: "F", "B", or "I" and "W" of a split backward; kept on sampled steps only."""
         actions = self._actions
         if actions is None or len(actions) >= MAX_ACTIONS:
             return NO_ACTION
@@ -219,10 +267,25 @@ class Probe:
         """One optimizer step; use it with `with`."""
         return Step(self, step)
 
+    def between(self, name: str | None) -> None:
+        """What the time in no region is from here on: a phase, or (None) unattributed. Inside a region: no change."""
+        state = self._state
+        if not state.stack:
+            state.num_regions += 1
+            if self._profiling.open is not None:
+                self._profiling.open.note()
+            self._go_over(OUTSIDE if name is None else PHASES.index(name))
+
     def close(self) -> None:
         """Tell that the script has finished, and stop the heartbeat."""
         self._flush()
         self.event("finished")
+        self.retire()
+
+    def retire(self) -> None:
+        """Stop the heartbeat and write no more, without a word: another probe goes on, or an error was told."""
+        self._profiling.end(is_whole=False)
+        self._flush()
         self._stopped.set()
         if self._heartbeat is not None:
             self._heartbeat.join(timeout=2 * HEARTBEAT_S)
@@ -236,19 +299,28 @@ class Probe:
     def _flush(self) -> None:
         """Write what is not written yet; nothing is, where times are known at once."""
 
-    def _measure_region_cost_s(self, repeats: int = 200) -> float:
+    def price(self, call: Callable[[], object]) -> None:
+        """Measure what one region costs where it is entered by `call`; told in the next hello."""
+        self._region_cost_s = self._measure_region_cost_s(call=call)
+
+    def _enter_other(self) -> None:
+        with self.phase("other"):
+            pass
+
+    def _measure_region_cost_s(self, repeats: int = 200, call: Callable[[], object] | None = None) -> float:
         """Seconds that one region costs here: the best of five short loops.
 
         regions · cost / step_s bounds the probe's share of a step, without a second run to compare with.
         """
-        before, best = self._state.num_regions, math.inf
+        state, enter = self._state, call or self._enter_other
+        before, best = (state.num_regions, state.num_collectives, state.last_collective, state.in_step), math.inf
+        state.in_step = True  # elsewhere a region does not do all of its work
         for _ in range(5):
             start = time.perf_counter()
             for _ in range(repeats):
-                with self.phase("other"):
-                    continue
+                enter()
             best = min(best, time.perf_counter() - start)
-        self._state.num_regions = before
+        state.num_regions, state.num_collectives, state.last_collective, state.in_step = before
         return round(best / repeats, 9)
 
     def _chain_excepthook(self) -> None:
@@ -264,8 +336,17 @@ class Probe:
     def _new_region(self, phase: int, collective: str | None) -> Timed:
         return Region(self._state, phase, collective)
 
+    def _go_over(self, phase: int) -> None:
+        """From here on the time is that of `phase`; no region is open."""
+        state = self._state
+        now = state.clock()
+        state.seconds[state.current] += now - state.since
+        state.current, state.since = phase, now
+
     def _begin_step(self, step: Step, origin: float) -> None:
-        is_sampled = step.step >= 2 and (step.step - 2) % self._timeline_every == 0
+        is_sampled = self._profiling.open is not None or (
+            step.step >= 2 and (step.step - 2) % self._timeline_every == 0
+        )
         self._actions = [] if is_sampled else None
         self._origin = origin
 
@@ -274,11 +355,12 @@ class Probe:
         self._actions = None
 
     def _write_records(self, step: Step, fields: Mapping[str, object], actions: list[list[object]] | None) -> None:
-        self._writer.write("step", fields, t=step.t)
+        self._writer.write("step", {**fields, **step.loss_fields()}, t=step.t)
         if actions:
             self._writer.write("timeline", {"step": step.step, "actions": actions}, t=step.t)
 
     def _beat(self) -> None:
+        self._profiling.look()
         while not self._stopped.wait(HEARTBEAT_S):
             state = self._state
             self._writer.write(
@@ -291,3 +373,4 @@ class Probe:
                     "regions": state.num_regions,
                 },
             )
+            self._profiling.look()

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from tpdpdash.telemetry.probe import Probe, Step, time_fields
-from tpdpdash.telemetry.record import PHASES
-from tpdpdash.telemetry.regions import OUTSIDE, Timed
+from tpdpdash.telemetry.record import MAX_ACTIONS, PHASES
+from tpdpdash.telemetry.regions import NO_ACTION, OUTSIDE, Timed
 
 MAX_PENDING_STEPS = 8
 """Steps whose events have not been reached yet; of an older one the record is written without times."""
@@ -118,21 +118,24 @@ class TorchProbe(Probe):
         super().__init__(folder, **options)
 
     def action(self, kind: str, stage: int, microbatch: int) -> Timed:
-        """One pipeline action ("F" or "B"); kept on sampled steps only."""
-        usual = super().action(kind, stage, microbatch)
-        return usual if self._actions is None else _EventAction(self, [kind, stage, microbatch])
+        """One pipeline action: "F", "B", or "I" and "W" of a split backward; kept on sampled steps only."""
+        if self._actions is None or len(self._event_actions) >= MAX_ACTIONS:
+            return NO_ACTION
+        return _EventAction(self, [kind, stage, microbatch])
 
     def _new_region(self, phase: int, collective: str | None) -> Timed:
         return _EventRegion(self, phase, collective)
 
-    def _measure_region_cost_s(self, repeats: int = 20) -> float:
+    def _measure_region_cost_s(self, repeats: int = 20, call: Callable[[], object] | None = None) -> float:
         """With its events, which are what costs."""
-        self._state.in_step = True
-        cost = super()._measure_region_cost_s(repeats)
-        self._state.in_step = False
+        cost = super()._measure_region_cost_s(repeats, call)
         self._free += [event for event, _ in self._marks]
         self._marks = []
         return cost
+
+    def _go_over(self, phase: int) -> None:
+        self._state.current = phase
+        self._mark(phase)
 
     def _take_event(self) -> Event:
         event = self._free.pop() if self._free else self._make_event()

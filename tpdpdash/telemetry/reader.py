@@ -1,37 +1,33 @@
 """RunReader: follows the telemetry of a run and keeps its last steps, in bounded memory.
 
-Memory: rings of at most MAX_CELLS rank × step cells; a longer run keeps its tail and says so (`dropped_steps`).
-Time: a refresh reads new bytes only, and never more than telemetry.tail allows per file.
+Memory: rings of at most rows.MAX_CELLS rank × step cells; a longer run keeps its tail and says so (`dropped_steps`).
+Time: the supervisor's rollup is read first where there is one, then what the ranks wrote since; a refresh reads new
+bytes only, and never more than telemetry.files allows.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from tpdpdash.telemetry.parse import BadLineError, parse_line
-from tpdpdash.telemetry.record import PHASES, is_rank_file, telemetry_dir
-from tpdpdash.telemetry.snapshot import Heartbeat, RankInfo, Telemetry
-from tpdpdash.telemetry.tail import FileTail
+from tpdpdash.telemetry.files import RankFiles
+from tpdpdash.telemetry.grid import RankGrid, RankInfo
+from tpdpdash.telemetry.profiling import PROFILE_EVENTS
+from tpdpdash.telemetry.record import telemetry_dir
+from tpdpdash.telemetry.rings import Rings, rows_of
+from tpdpdash.telemetry.rollup import MAX_EVENTS, MAX_PROCESSES, drop_first, profile_key
+from tpdpdash.telemetry.rollup_reader import read_rollup
+from tpdpdash.telemetry.rows import MAX_TIMELINE_STEPS, kept_steps, step_row
+from tpdpdash.telemetry.snapshot import Heartbeat, ProfileNote, Telemetry
 
 __all__ = ["Heartbeat", "RankInfo", "RunReader", "Telemetry"]
 
-MAX_STEPS = 2000
-MAX_CELLS = 1_000_000
-MAX_TIMELINE_STEPS = 8
-MAX_EVENTS = 2000
-MAX_ACTIONS = 400_000
-"""Actions of all timelines that are kept, whatever the number of steps: about 80 MB."""
-MAX_PROCESSES = 8
-"""Processes that claim to be one rank: two already are one too many."""
-_SCALARS = ("t", "step_s", "cpu_s", "tokens", "loss", "memory_bytes", "peak_memory_bytes", "regions")
-_OTHER = PHASES.index("other")
+MAX_ACTIONS = 100_000
+"""Actions of all timelines that are kept, whatever the number of steps: about 20 MB."""
 
 
 @dataclass(slots=True)
@@ -53,89 +49,88 @@ class RunReader:
         """`folder` is the run folder, `world_size` what its status says."""
         self.folder = folder
         self.world_size = world_size
-        self._tails: dict[str, FileTail] = {}
-        self._ranks_of_file: dict[str, set[int]] = {}
-        self._restarts_seen: Counter[str] = Counter()
-        self._bad: Counter[str] = Counter()
-        self._unreadable: set[str] = set()
-        self._capacity = max(16, min(MAX_STEPS, MAX_CELLS // max(1, world_size)))
+        self._is_open = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._files = RankFiles(telemetry_dir(self.folder), self.world_size)
         self._clear()
 
     def _clear(self) -> None:
-        shape = (self.world_size, self._capacity)
-        self._column_step = np.full(self._capacity, -1, dtype=np.int64)
-        self._scalars = {name: np.full(shape, np.nan) for name in _SCALARS}
-        self._phase_s = np.full((*shape, len(PHASES)), np.nan)
+        self._rings = Rings(self.world_size, kept_steps(self.world_size))
+        self._new_rows: list[bytes] = []
         self._states: dict[int, _RankState] = {}
+        self._grid: RankGrid | None = None
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
         self._timelines: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._num_actions = 0
-        self._num_steps = 0
+        self._profiles: dict[tuple[int, int], ProfileNote] = {}
         self._non_finite = 0
 
     def refresh(self) -> bool:
         """Read what is new; whether anything was. Files that cannot be read now are read the next time."""
-        try:
-            names = [name for name in os.listdir(telemetry_dir(self.folder)) if is_rank_file(name)]  # noqa: PTH208
-        except OSError:
-            return False
-        read = {name: lines for name in sorted(names) if (lines := self._read(name)) is not None}
-        # All files that began anew are forgotten first: a step of the former run would keep its column from a new one.
-        begun_anew = [name for name in read if self._tails[name].restarts > self._restarts_seen[name]]
-        for name in begun_anew:
-            self._restarts_seen[name] = self._tails[name].restarts
-            self._forget(self._ranks_of_file.pop(name, set()))
-        for name, lines in read.items():
-            for line in lines:
-                self._take_line(name, line)
-        return bool(begun_anew) or any(read.values())
+        is_news = not self._is_open and self._open_rollup()
+        self._is_open = True
+        news = self._files.read()
+        for ranks in news.begun_anew.values():
+            self._forget(ranks)
+        for _, record in self._files.records(news):
+            self._take(record)
+        self._put_rows()
+        return is_news or bool(news.begun_anew) or any(news.lines.values())
 
-    def _read(self, name: str) -> list[bytes] | None:
-        """New lines of one file; None when it cannot be read now."""
-        tail = self._tails.setdefault(name, FileTail(telemetry_dir(self.folder) / name))
+    def _open_rollup(self) -> bool:
+        """Begin with what the supervisor has parsed; whether there was anything. Without it all files are read."""
+        rollup = read_rollup(telemetry_dir(self.folder), self.world_size)
+        if rollup is None:
+            return False
         try:
-            lines = tail.read()
-        except OSError:
-            self._unreadable.add(name)
-            return None
-        self._unreadable.discard(name)
-        return lines
+            self._files.resume(rollup.points, rollup.ranks_of)
+        except (OSError, ValueError):  # files were replaced since: nothing of the rollup is theirs
+            self._begin()
+            return False
+        self._files.bad_lines.update(rollup.bad_lines)
+        told = filter(None, map(self._files.record_of, rollup.lines))
+        for record in (*told, *rollup.timelines):
+            self._take(record)
+        for rank, lost in rollup.lost_records.items():
+            self._states.setdefault(rank, _RankState()).lost_records = lost
+        self._rings.put(rollup.rows)
+        self._rings.num_steps = rollup.num_steps
+        self._non_finite = rollup.non_finite
+        return True
+
+    def _put_rows(self) -> None:
+        self._rings.put(rows_of(b"".join(self._new_rows)))
+        self._new_rows = []
 
     def _forget(self, ranks: set[int]) -> None:
         """A file began anew: nothing of the former run is mixed with the new one."""
+        self._grid = None
         for rank in ranks:
             self._states.pop(rank, None)
-            self._phase_s[rank] = np.nan
-            for ring in self._scalars.values():
-                ring[rank] = np.nan
+        self._rings.forget(sorted(ranks))
         for by_rank in self._timelines.values():
             for rank in ranks:
                 self._num_actions -= len(by_rank.pop(rank, ()))
-        is_empty = (self._column_step >= 0) & np.isnan(self._scalars["step_s"]).all(axis=0)
-        self._column_step[is_empty] = -1
-        self._num_steps -= int(is_empty.sum())
+        self._events = deque((told for told in self._events if told[1] not in ranks), maxlen=MAX_EVENTS)
+        self._profiles = {key: note for key, note in self._profiles.items() if note.rank not in ranks}
         if not self._states:
             self._clear()
 
-    def _take_line(self, name: str, line: bytes) -> None:
-        try:
-            record = parse_line(line, self.world_size)
-        except BadLineError as bad:
-            self._bad[bad.kind] += 1
-            return
-        rank = record["rank"]
-        self._ranks_of_file.setdefault(name, set()).add(rank)
-        state = self._states.setdefault(rank, _RankState())
+    def _take(self, record: Mapping[str, Any]) -> None:
+        state = self._states.setdefault(record["rank"], _RankState())
         lost = record.get("lost_records", 0)
         state.lost_records = max(state.lost_records, lost) if isinstance(lost, int) else state.lost_records
         _TAKE[record["kind"]](self, state, record)
 
     # ------------------------------------------------------------------------------- record kinds
 
-    def _take_hello(self, state: _RankState, record: dict[str, Any]) -> None:
+    def _take_hello(self, state: _RankState, record: Mapping[str, Any]) -> None:
         if len(state.processes) < MAX_PROCESSES:
             state.processes.add((record["host"], record["pid"]))
-        cost, local_rank = record.get("region_cost_s"), record.get("local_rank")
+        local_rank = record.get("local_rank")
+        self._grid = None
         state.info = RankInfo(
             rank=record["rank"],
             pid=record["pid"],
@@ -144,14 +139,26 @@ class RunReader:
             coords=MappingProxyType(record["coords"]),
             backend=str(record.get("backend") or "")[:100],
             device=str(record.get("device") or "")[:100],
-            region_cost_s=float(cost) if isinstance(cost, float) else float("nan"),
         )
 
-    def _take_event(self, state: _RankState, record: dict[str, Any]) -> None:
-        state.last_event = record["name"]
+    def _take_event(self, state: _RankState, record: Mapping[str, Any]) -> None:
+        if record["name"] in PROFILE_EVENTS:
+            self._take_profile(record)
+        else:
+            state.last_event = record["name"]
         self._events.append((float(record["t"]), record["rank"], record["name"]))
 
-    def _take_heartbeat(self, state: _RankState, record: dict[str, Any]) -> None:
+    def _take_profile(self, record: Mapping[str, Any]) -> None:
+        key = profile_key(record)
+        if key is None:
+            return
+        step, rank = key
+        reason = str(record.get("error") or "")[:1000]
+        note = ProfileNote(rank=rank, step=step, t=float(record["t"]), event=record["name"], reason=reason)
+        self._profiles[key] = note
+        drop_first(self._profiles)
+
+    def _take_heartbeat(self, state: _RankState, record: Mapping[str, Any]) -> None:
         collectives = record.get("collectives")
         state.heartbeat = Heartbeat(
             t=float(record["t"]),
@@ -161,35 +168,11 @@ class RunReader:
             collectives=collectives if isinstance(collectives, int) else 0,
         )
 
-    def _take_step(self, _: _RankState, record: dict[str, Any]) -> None:
-        step, rank = record["step"], record["rank"]
-        column = self._column_of(step)
-        if column is None:
-            return
-        for name, ring in self._scalars.items():
-            value = record.get(name)
-            ring[rank, column] = np.nan if value is None else float(value)
-        phases = np.zeros(len(PHASES))
-        for name, seconds in record["phase_s"].items():
-            phases[PHASES.index(name) if name in PHASES else _OTHER] += seconds
-        self._phase_s[rank, column] = phases
+    def _take_step(self, _: _RankState, record: Mapping[str, Any]) -> None:
+        self._new_rows.append(step_row(record))
         self._non_finite += record.get("loss_is_finite") is False
 
-    def _column_of(self, step: int) -> int | None:
-        """The ring's column of a step, cleared when a newer step takes it; None for a step already dropped."""
-        column = step % self._capacity
-        held = int(self._column_step[column])
-        if held > step:
-            return None
-        if held < step:
-            self._column_step[column] = step
-            self._phase_s[:, column] = np.nan
-            for ring in self._scalars.values():
-                ring[:, column] = np.nan
-            self._num_steps += 1
-        return column
-
-    def _take_timeline(self, _: _RankState, record: dict[str, Any]) -> None:
+    def _take_timeline(self, _: _RankState, record: Mapping[str, Any]) -> None:
         step, rank, actions = record["step"], record["rank"], tuple(map(tuple, record["actions"]))
         kept = self._timelines.setdefault(step, {})
         self._num_actions += len(actions) - len(kept.get(rank, ()))
@@ -204,31 +187,31 @@ class RunReader:
 
     def snapshot(self) -> Telemetry:
         """Everything that is kept, as it is now (copies: a later refresh does not change it)."""
-        order = np.argsort(self._column_step, kind="stable")
-        order = order[self._column_step[order] >= 0]
-        rings = {name: ring[:, order] for name, ring in self._scalars.items()}
+        steps, told = self._rings.by_step()
         states = self._states
-        too_long = sum(tail.too_long for tail in self._tails.values())
-        bad = self._bad + Counter(too_long=too_long, unreadable=len(self._unreadable))
+        if self._grid is None:
+            self._grid = RankGrid({rank: state.info for rank, state in states.items() if state.info is not None})
+        unreadable = len(self._files.unreadable.keys() & self._files.tails.keys())
+        bad = self._files.bad_lines + Counter(too_long=self._files.too_long, unreadable=unreadable)
         return Telemetry(
             world_size=self.world_size,
-            ranks=MappingProxyType({rank: s.info for rank, s in sorted(states.items()) if s.info is not None}),
-            steps=self._column_step[order],
-            phase_s=self._phase_s[:, order],
-            **rings,
+            ranks=self._grid,
+            steps=steps,
+            **told,
             heartbeats=MappingProxyType({r: s.heartbeat for r, s in sorted(states.items()) if s.heartbeat is not None}),
             events=tuple(sorted(self._events)),
             last_event=MappingProxyType({rank: s.last_event for rank, s in sorted(states.items()) if s.last_event}),
             timelines=MappingProxyType(
                 {s: MappingProxyType(dict(self._timelines[s])) for s in sorted(self._timelines)}
             ),
-            num_steps=self._num_steps,
+            num_steps=self._rings.num_steps,
             bad_lines=MappingProxyType({kind: count for kind, count in sorted(bad.items()) if count}),
             lost_records=sum(state.lost_records for state in states.values()),
-            skipped_bytes=sum(tail.skipped for tail in self._tails.values()),
-            restarts=sum(tail.restarts for tail in self._tails.values()),
+            skipped_bytes=self._files.skipped_bytes,
+            restarts=self._files.restarts,
             duplicated_ranks=frozenset(rank for rank, state in states.items() if len(state.processes) > 1),
             non_finite_losses=self._non_finite,
+            profiles=tuple(note for _, note in sorted(self._profiles.items())),
         )
 
 

@@ -14,10 +14,10 @@ PHASES = ("data", "forward", "backward", "loss", "tp", "cp", "ep", "pp", "dp", "
 COLLECTIVE_PHASES = frozenset({"tp", "cp", "ep", "pp", "dp"})
 """Phases in which a rank may wait for another."""
 KINDS = ("hello", "event", "heartbeat", "step", "timeline")
-EVENTS = ("importing", "connecting", "building", "first_step", "checkpoint", "finished")
-"""Events with a meaning for the state of a run; a script may name others."""
 RUN_DIR_VARIABLE = "TPDPDASH_RUN_DIR"
 RUN_ID_VARIABLE = "TPDPDASH_RUN_ID"
+PROFILE_REQUEST = "control/profile.json"
+"""In the run folder: what whoever wants a deep profile writes, and the ranks look for."""
 MAX_LINE_BYTES = 1 << 20
 """A reader skips longer lines, so a writer never makes one."""
 MAX_ACTIONS = 8192

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tpdpdash.telemetry.grid import RankGrid
+from tpdpdash.telemetry.rows import SCALARS
+
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankInfo:
-    """Who a rank is."""
-
-    rank: int
-    """Rank."""
-    pid: int
-    """Process id on its host."""
-    host: str
-    """Machine."""
-    local_rank: int
-    """Place among the ranks of its machine."""
-    coords: Mapping[str, int]
-    """Place in each group kind: {"tp": 0, "pp": 1, "dp": 1}."""
-    backend: str
-    """gloo or nccl."""
-    device: str
-    """cpu, cuda:0."""
-    region_cost_s: float
-    """Seconds that one region of the probe costs there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +31,28 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileNote:
+    """What a rank said last of the deep profile of a step."""
+
+    rank: int
+    """Rank."""
+    step: int
+    """The profiled step."""
+    t: float
+    """Wall time."""
+    event: str
+    """One of profiling.PROFILE_EVENTS."""
+    reason: str
+    """Why there is none, where it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
     """What the ranks have told so far. Arrays are rank × step (× phase); NaN where a rank has said nothing."""
 
     world_size: int
     """Ranks of the run."""
-    ranks: Mapping[int, RankInfo]
+    ranks: RankGrid
     """Ranks that said hello."""
     steps: NDArray[np.int64]
     """The steps that are kept, ascending."""
@@ -99,6 +96,32 @@ class Telemetry:
     """Ranks that more than one process claimed to be."""
     non_finite_losses: int
     """Steps whose loss was NaN or infinite."""
+    profiles: tuple[ProfileNote, ...] = ()
+    """Deep profiles, by step and rank."""
+
+    @property
+    def disturbed_steps(self) -> frozenset[int]:
+        """Steps that a deep profile made longer: its own, and the next: the others wait for the writing in it."""
+        return frozenset(step + after for step in {note.step for note in self.profiles} for after in (0, 1))
+
+    def undisturbed(self) -> Telemetry:
+        """The same without the disturbed steps: what verdicts, medians and calibrations look at."""
+        disturbed = self.disturbed_steps
+        is_kept = ~np.isin(self.steps, list(disturbed))
+        if is_kept.all():
+            return self
+        arrays = {name: getattr(self, name)[:, is_kept] for name in (*SCALARS, "phase_s")}
+        timelines = {step: by_rank for step, by_rank in self.timelines.items() if step not in disturbed}
+        num_steps = self.num_steps - int((~is_kept).sum())
+        return replace(self, steps=self.steps[is_kept], num_steps=num_steps, timelines=timelines, **arrays)
+
+    def last(self, num_steps: int | None) -> Telemetry:
+        """The same with its last steps only (all, if None), without copying: figures of a window cost what it holds."""
+        if num_steps is None or num_steps >= len(self.steps):
+            return self
+        cut = slice(len(self.steps) - num_steps, None)
+        arrays = {name: getattr(self, name)[:, cut] for name in (*SCALARS, "phase_s")}
+        return replace(self, steps=self.steps[cut], **arrays)
 
     @property
     def dropped_steps(self) -> int:

@@ -202,6 +202,10 @@ def spec_metrics(cluster: ClusterSpec) -> list[Metric]:
     ]
 
 
+_PEAKS = "peak_flops_per_s."
+"""Before a precision, the key of its peak's source."""
+
+
 def _peak_name(precision: str) -> str:
     """fp32 products run as TF32 where a GPU has it: the catalogue's figure is that one."""
     return t("Peak fp32 (TF32 where it has it), dense") if precision == "fp32" else t("Peak {p}, dense", p=precision)
@@ -212,19 +216,28 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
     import pandas as pd
 
     device = cluster.device
-    peaks = {f"peak_{name}": format_flops(value) for name, value in device.peak_flops_per_s.items()}
+    peaks = {f"{_PEAKS}{name}": format_flops(value) for name, value in device.peak_flops_per_s.items()}
     shown = {
         "memory_bytes": (t("Memory, nominal"), format_memory(device.memory_bytes)),
         "usable_bytes": (t("Memory, usable"), format_memory(device.usable_bytes)),
         "memory_bytes_per_s": (t("Memory bandwidth"), format_bandwidth(device.memory_bytes_per_s)),
-        **{key: (_peak_name(key.removeprefix("peak_")), text) for key, text in peaks.items()},
+        **{key: (_peak_name(key.removeprefix(_PEAKS)), text) for key, text in peaks.items()},
         "power_w": (t("Power limit"), format_power(device.power_w)),
         "gemm_efficiency": (t("Reached by large matrix products"), format_share(device.gemm_efficiency)),
         "gemm_half_k": (t("Inner size at half of that"), f"{device.gemm_half_k:,.0f}"),
+        "gemm_half_area": (t("Output elements at half of that"), f"{device.gemm_half_area:,.0f}"),
         "attention_efficiency": (t("Reached by fused attention"), format_share(device.attention_efficiency)),
+        "portable_attention_efficiency": (
+            t("Reached by fused attention for older devices"),
+            format_share(device.portable_attention_efficiency),
+        ),
         "memory_efficiency": (t("Reached by element-wise operators"), format_share(device.memory_efficiency)),
         "launch_s": (t("Launch of one kernel"), format_time(device.launch_s)),
-        "overhead_bytes": (t("Context and workspaces"), format_memory(device.overhead_bytes)),
+        "overhead_bytes": (t("Context and allocator"), format_memory(device.overhead_bytes)),
+        "communicator_bytes": (t("Buffers of a communicator"), format_memory(device.communicator_bytes)),
+        "cublas_workspace_bytes": (t("Workspace of a cuBLAS handle"), format_memory(device.cublas_workspace_bytes)),
+        "te_workspace_bytes": (t("Workspace of Transformer Engine"), format_memory(device.te_workspace_bytes)),
+        "host_bytes_per_s": (t("Copies to host memory"), format_bandwidth(device.host_bytes_per_s)),
     }
     rows = [(name, value, *_origin(_source_of(device.sources, key))) for key, (name, value) in shown.items()]
     for link, where in ((cluster.scale_up, t("inside a domain")), (cluster.network, t("between domains"))):
@@ -232,13 +245,16 @@ def figures_table(cluster: ClusterSpec) -> pd.DataFrame:
         rows.append((name, format_bandwidth(link.bytes_per_s), *_origin(link.source)))
         latency, reached = (_origin(_source_of(link.sources, key)) for key in ("latency_s", "efficiency"))
         rows.append((t("{name}: latency", name=name), format_time(link.latency_s), *latency))
+        if link.message_s:
+            taken = _origin(_source_of(link.sources, "message_s"))
+            rows.append((t("{name}: each collective besides", name=name), format_time(link.message_s), *taken))
         rows.append((t("{name}: reached by large messages", name=name), format_share(link.efficiency), *reached))
     return pd.DataFrame(rows, columns=[t("Figure"), t("Value"), t("From"), t("Source")])
 
 
 def _source_of(sources: Any, key: str) -> FigureSource | None:
     """The source of a field; the peaks share one where each has none of its own."""
-    return sources.get(key) or (sources.get("peak_flops_per_s") if key.startswith("peak_") else None)
+    return sources.get(key) or sources.get(key.partition(".")[0])
 
 
 def _origin(source: FigureSource | None) -> tuple[str, str]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from tpdpdash.charts.lanes import spread
 from tpdpdash.charts.palette import MEMORY_ORDER
-from tpdpdash.cost.result import TIME_PARTS, Estimate
+from tpdpdash.cost.figures import TIME_PARTS, StepSeconds
+from tpdpdash.cost.result import Estimate
 from tpdpdash.job import Job
 from tpdpdash.layout.layout import Layout
 from tpdpdash.text import t
 from tpdpdash.ui import parts
 from tpdpdash.ui.key_words import layout_word
-from tpdpdash.units import format_count, format_large, format_memory, format_share, format_time
+from tpdpdash.units import (
+    format_count,
+    format_large,
+    format_memory,
+    format_share,
+    format_time,
+    plus_minus,
+    with_error,
+)
 
 if TYPE_CHECKING:
     from tpdpdash.cost.messages import Message
@@ -75,9 +84,9 @@ def speed_sentence(estimate: Estimate, device: str) -> str:
     speed = t(
         "**{step} a step, {tokens} tokens/s per {device}, MFU {mfu}.**",
         device=device,
-        step=format_time(estimate.step_s),
-        tokens=format_large(estimate.throughput["tokens_per_s_per_device"]),
-        mfu=format_share(estimate.throughput["mfu"]),
+        step=with_error(format_time(estimate.step_s), estimate.error_frac),
+        tokens=with_error(format_large(estimate.throughput.tokens_per_s_per_device), estimate.error_frac),
+        mfu=with_error(format_share(estimate.throughput.mfu), estimate.error_frac),
     )
     stage = fullest_stage(estimate)
     spare = estimate.spare_bytes
@@ -87,15 +96,30 @@ def speed_sentence(estimate: Estimate, device: str) -> str:
         )
     else:
         fits = t("It does not fit: stage {stage} is {short} short.", stage=stage, short=format_memory(-spare))
+    fits += tight_sentence(estimate)
     bubble = estimate.bubble_frac
-    if not estimate.parts["bubble_s"]:
+    if not estimate.time.bubble_s:
         return f"{speed} {fits}"
     return f"{speed} {fits} " + t("The bubble takes {share}.", share=format_share(bubble))
+
+
+def tight_sentence(estimate: Estimate) -> str:
+    """That the error bar of the peak leaves open whether it fits; empty where it does not."""
+    if not estimate.is_tight:
+        return ""
+    error = plus_minus(format_memory(estimate.peak_bytes), estimate.memory_error_frac)
+    return " " + t("That is less than the error of the estimate, {error} GiB.", error=error)
 
 
 def fullest_stage(estimate: Estimate) -> int:
     """The stage that needs the most memory."""
     return max(estimate.stages, key=lambda stage: stage.total_bytes).stage
+
+
+def memory_caption(estimate: Estimate) -> str:
+    """What the bars are, and how far the fullest may be off."""
+    error = plus_minus(format_memory(estimate.peak_bytes), estimate.memory_error_frac)
+    return t("worst rank, at its peak, {error} GiB", error=error) if error else t("worst rank, at its peak")
 
 
 def memory_table(estimate: Estimate) -> tuple[pd.DataFrame, list[str], int]:
@@ -120,10 +144,10 @@ def used_parts(table: pd.DataFrame, order: Sequence[str]) -> list[str]:
     return [part for part in order if part in present]
 
 
-def step_table(parts: Sequence[Mapping[str, float]], *, beyond_compute: bool = False) -> pd.DataFrame:
+def step_table(parts: Sequence[StepSeconds[float]], *, beyond_compute: bool = False) -> pd.DataFrame:
     """Columns row, part (a phase), value in seconds; one row an estimate."""
     names = [name for name in TIME_PARTS if not (beyond_compute and name == "compute_s")]
-    rows = [(row, PHASE_OF_PART[name], each[name]) for row, each in enumerate(parts) for name in names]
+    rows = [(row, PHASE_OF_PART[name], getattr(each, name)) for row, each in enumerate(parts) for name in names]
     return pd.DataFrame(rows, columns=["row", "part", "value"])
 
 

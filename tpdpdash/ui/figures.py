@@ -9,16 +9,32 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from tpdpdash.charts.live import Spec, for_kinds
 from tpdpdash.charts.palette import CODE_FONT, Fill, Theme, phase_colors, ui_colors
 
 BAR_COLUMN_PX = 128
+LIVE_TABLE = "table"
+"""Name of a live chart's table in its spec."""
 LARGE_FIGURE = 100.0
 """From here on a bar's figure has no decimals."""
 
 
+class _Unchecked:
+    """A chart as streamlit asks for it, without Altair's check against Vega-Lite's schema: it takes a third of a
+    page's time, and what our charts are made of is checked by their tests."""
+
+    def __init__(self, chart: Any) -> None:
+        self._chart = chart
+
+    def to_dict(self) -> dict[str, Any]:
+        """The chart's spec."""
+        spec: dict[str, Any] = self._chart.to_dict(validate=False)
+        return spec
+
+
 def figure(chart: Any, key: str) -> None:
     """Place a chart at the full width. Its description is its text for screen readers."""
-    st.altair_chart(chart, theme=None, width="stretch", key=key)
+    st.altair_chart(_Unchecked(chart), theme=None, width="stretch", key=key)
 
 
 def picking_figure(chart: Any, key: str, field: str, on_pick: Callable[[Any], None]) -> None:
@@ -29,7 +45,15 @@ def picking_figure(chart: Any, key: str, field: str, on_pick: Callable[[Any], No
         if points and field in points[0]:
             on_pick(points[0][field])
 
-    st.altair_chart(chart, theme=None, width="stretch", key=key, on_select=picked)
+    st.altair_chart(_Unchecked(chart), theme=None, width="stretch", key=key, on_select=picked)
+
+
+def live_chart(table: pd.DataFrame, spec: Spec, key: str, alt: str) -> None:
+    """A chart whose table changes under one spec. The table goes in by name: then the chart is made with it, and not
+    first without rows, of which Vega warns."""
+    shown = for_kinds(spec, set(table["kind"])) if "kind" in table else spec
+    named = {**shown, "data": {"name": LIVE_TABLE}, "datasets": {LIVE_TABLE: table}}
+    st.vega_lite_chart(None, named, key=key, theme=None, width="stretch", alt=alt)
 
 
 def legend(fills: Mapping[str, Fill], labels: Mapping[str, str]) -> None:
@@ -72,7 +96,7 @@ def ranked_table(
         column: st.column_config.ProgressColumn(
             min_value=0.0,
             max_value=limit,
-            format="%,.0f" if limit >= LARGE_FIGURE else "%.1f",
+            format=f"%,.{_bar_decimals(limit)}f",
             width=BAR_COLUMN_PX,
             color=color,
         )
@@ -88,6 +112,24 @@ def ranked_table(
         selection_default={"selection": {"rows": [selected]}},
         height="content",
     )
+
+
+def bar_figure(value: float, limit: float) -> str:
+    """A figure as it stands beside its bar, whose full length is `limit`."""
+    return f"{value:,.{_bar_decimals(limit)}f}"
+
+
+def _bar_decimals(limit: float) -> int:
+    return 0 if limit >= LARGE_FIGURE else 1
+
+
+def error_table(table: pd.DataFrame, column: str, *, key: str, alt: str) -> None:
+    """A table of errors with a bar in one column, whose values are hundredths."""
+    most = max(float(table[column].max()), 1.0)
+    bar = st.column_config.ProgressColumn(
+        min_value=0.0, max_value=most, format="%.1f", width=BAR_COLUMN_PX, color="gray"
+    )
+    st.dataframe(table, key=key, hide_index=True, column_config={column: bar}, height="content", alt=alt)
 
 
 def degree_table(rows: Sequence[tuple[str, ...]], header: Sequence[str], theme: Theme) -> None:

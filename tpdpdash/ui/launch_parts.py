@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
 
+from tpdpdash.compare.error_words import bar_sentence
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, pins_of, write_job
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.text import t
-from tpdpdash.ui import access, launch_words, parts, phases_strip, runs_view, services, state, watch_words
+from tpdpdash.ui import (
+    access,
+    launch_places,
+    launch_words,
+    parts,
+    phases_strip,
+    runs_view,
+    services,
+    shell,
+    state,
+    watch_words,
+)
 from tpdpdash.ui.key_words import key_word
 from tpdpdash.ui.live import Look
-from tpdpdash.units import format_count
+from tpdpdash.units import format_count, format_time, with_error
 
 if TYPE_CHECKING:
+    from tpdpdash.cost.result import Estimate
     from tpdpdash.run.change import Change
+    from tpdpdash.run.place import Place
     from tpdpdash.run.preflight import Check
 
 STARTED = "launch-started"
 _REQUEST = "launch-request"
+_SHARE = "launch-share-devices"
 _ICONS = {
     "ok": ":green[:material/check_circle:]",
     "warning": ":orange[:material/warning:]",
@@ -44,10 +60,19 @@ class Prepared:
     """What was looked at before the start."""
     faults: tuple[Fault, ...]
     """Why it cannot be started."""
-    rehearsal: bool
-    """Whether it is shrunken."""
+    way: str
+    """How it runs: one of launch_places.WAYS."""
+    place: Place
+    """Where it runs."""
     asked: Job
     """The job as it was asked."""
+    share_devices: bool
+    """Whether it may take devices that others use."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether it is shrunken."""
+        return self.way == launch_places.REHEARSE
 
     @property
     def is_ready(self) -> bool:
@@ -78,17 +103,19 @@ def question(job: Job) -> str:
     return f"{parts.literal(job.name)} · {runs_view.layout_words(layout.layout_id)} = {ranks}{order}"
 
 
-def prepared(job: Job, *, rehearse: bool) -> Prepared:
+def prepared(job: Job, way: str, place: Place) -> Prepared:
     """The job as it would be started, with its checks; a refusal is part of the answer."""
+    share = bool(st.session_state.get(_SHARE)) and place.engine != "slurm"  # the box was ticked for another place
+    kept: Callable[..., Prepared] = partial(Prepared, way=way, place=place, asked=job, share_devices=share)
     try:
-        rehearsal = services.rehearsal_of(job) if rehearse else None
-        here = rehearsal.job if rehearsal is not None else services.runnable_here(job)
+        rehearsal = services.rehearsal_of(job) if way == launch_places.REHEARSE else None
+        as_asked = services.runnable_here if place.engine == "local" else services.runnable_as_described
+        runs = rehearsal.job if rehearsal is not None else as_asked(job)
         changes = rehearsal.changes if rehearsal is not None else ()
-        return Prepared(
-            job=here, changes=changes, checks=services.preflight_of(here), faults=(), rehearsal=rehearse, asked=job
-        )
+        checks = services.checks_of(runs, place, share_devices=share)
+        return kept(job=runs, changes=changes, checks=checks, faults=())
     except InvalidInputError as wrong:
-        return Prepared(job=None, changes=(), checks=(), faults=wrong.faults, rehearsal=rehearse, asked=job)
+        return kept(job=None, changes=(), checks=(), faults=wrong.faults)
 
 
 def start(launch: Prepared) -> None:
@@ -96,7 +123,14 @@ def start(launch: Prepared) -> None:
     if launch.job is None:
         return
     request = st.session_state.setdefault(_REQUEST, secrets.token_hex(16))
-    folder = services.start(launch.job, asked=launch.asked, changes=launch.changes, request_id=request)
+    folder = services.start(
+        launch.job,
+        asked=launch.asked,
+        changes=launch.changes,
+        request_id=request,
+        place=launch.place,
+        share_devices=launch.share_devices,
+    )
     st.session_state[STARTED] = folder.run_id
     st.session_state.pop(_REQUEST, None)
     state.remember_run(folder.run_id)
@@ -106,10 +140,12 @@ def answer(launch: Prepared) -> None:
     """Whether it can be started, in one sentence."""
     if launch.job is None or launch.faults:
         parts.faults(launch.faults)
+        _next_step(launch)
         return
     blocking = [check for check in launch.checks if check.level == "failed"]
     if blocking:
         parts.verdict("bad", t("**It would not run:** {why}", why=launch_words.check_words(blocking[0])))
+        _next_step(launch)
         return
     if not access.may_start():
         parts.verdict("warning", t("**Ready, but not for you.** {why}", why=parts.literal(access.not_allowed())))
@@ -122,7 +158,29 @@ def answer(launch: Prepared) -> None:
     if launch.rehearsal:
         text += " " + _likeness(launch)
     detail = t("No GPU is needed. The first step comes after half a minute or more: importing, connecting, building.")
-    parts.verdict("good", text, detail if job.cluster.device.is_cpu else "")
+    predicted = _predicted(services.estimate_for(job))
+    parts.verdict("good", text, f"{predicted} {detail}" if job.cluster.device.is_cpu else predicted)
+
+
+def _next_step(launch: Prepared) -> None:
+    """What to do about a layout that cannot run here as it is: rehearse it, or choose another one."""
+    if launch.rehearsal:
+        return
+    row = st.container(horizontal=True, vertical_alignment="center")
+    row.button(t("Rehearse it small"), icon=":material/science:", on_click=_rehearse)
+    row.page_link(shell.page_path("plan"), label=t("Choose another layout"), query_params=state.params())
+    row.caption(t("A rehearsal replaces what the built-in worker cannot run, and lists each change before it starts."))
+
+
+def _rehearse() -> None:
+    """The way stands in the address only where it is not the default one, which is to rehearse."""
+    st.query_params.pop("how", None)
+
+
+def _predicted(estimate: Estimate) -> str:
+    """What a step should take, and how far that may be off."""
+    step = with_error(format_time(estimate.step_s), estimate.error_frac)
+    return f"{t('Predicted: {step} a step.', step=step)} {bar_sentence(estimate.time_error)}"
 
 
 def _likeness(launch: Prepared) -> str:
@@ -143,6 +201,7 @@ def starting(look: Look) -> None:
     parts.verdict(found.kind, found.text, found.detail)
     with parts.card(t("Starting"), phases_strip.caption()):
         phases_strip.strip(look)
+    launch_places.elsewhere(look)
 
 
 def details(launch: Prepared) -> None:
@@ -172,13 +231,15 @@ def _checks(checks: Sequence[Check]) -> None:
         rows.append((levels[-1], t("Start token"), token))
         cells = [(_ICONS[level], f"**{name}**", f":gray[{words}]") for level, name, words in rows]
         parts.table(pd.DataFrame(cells, columns=["", " ", "  "]), hide_header=True, is_markdown=True)
+        if any(check.code == "in_use" and check.level != "ok" for check in checks):
+            st.checkbox(t("Start all the same: share these devices"), key=_SHARE)
 
 
 def _command(launch: Prepared) -> None:
     with parts.card(t("Command"), t("the same from a shell")):
-        flag = " --rehearse" if launch.rehearsal else ""
+        flags = launch_places.command_flags(launch.way, launch.place)
         st.code(
-            f"tpdpdash run job.toml{flag}\n# {t('starts')}: python -m torch.distributed.run … tpdpdash.worker …",
+            f"tpdpdash run job.toml{flags}\n# {t('starts')}: python -m torch.distributed.run … tpdpdash.worker …",
             language="bash",
         )
         left = st.container(horizontal=True, vertical_alignment="center")
@@ -190,8 +251,8 @@ def _command(launch: Prepared) -> None:
 
 def _changes(launch: Prepared) -> None:
     if not launch.rehearsal:
-        with parts.card(t("What runs"), t("the job as it is, on this machine"), fill=False):
-            st.caption(t("Nothing is changed but the cluster. A model of full size needs GPUs that hold it."))
+        with parts.card(t("What runs"), launch_words.place_words(launch.place), fill=False):
+            st.caption(launch_words.place_details(launch.place))
         return
     with parts.card(t("What the rehearsal changes"), t("{n} changes", n=len(launch.changes))):
         parts.table(launch_words.changes_table(launch.changes), is_markdown=True)

@@ -15,24 +15,41 @@ from tpdpdash.units import format_memory
 
 if TYPE_CHECKING:
     from tpdpdash.run.change import Change
+    from tpdpdash.run.place import Place
     from tpdpdash.run.preflight import Check
 
 _CHECKS = {
     "layout": "Layout", "world_size": "Ranks", "cores": "Cores", "memory": "Memory", "platform": "System",
     "torch": "PyTorch", "runs_folder": "Runs folder", "disk": "Disk", "devices": "Devices", "fits": "Fit",
+    "in_use": "In use", "slurm": "Slurm", "partition": "Partition", "nodes": "Nodes", "shared_folder": "Shared folder",
 }  # fmt: skip
 _GOOD = {
     "layout": "every degree divides what it must",
     "world_size": "{world_size} ranks, one a device",
     "devices": "{here} here",
     "fits": "{needed} of {available} on each device",
+    "in_use": "by nobody else",
     "cores": "{ranks} ranks, {cores} cores",
     "memory": "{needed} needed of {available} free",
     "platform": "Linux",
     "torch": "installed",
     "runs_folder": "writable",
     "disk": "{free} free",
+    "slurm": "answers, {partitions} partitions",
+    "partition": "{partition} is up",
+    "nodes": "{nodes} × {each} {kind}; it has {num_nodes} with {has}",
+    "shared_folder": "{path}",
 }
+_PLACES = {
+    "local": ("the job as it is, on this machine",
+              "Nothing is changed but the cluster. A model of full size needs GPUs that hold it."),
+    "hosts": ("the job as it is, on this machine and others",
+              "The run starts here and waits until the others have joined: after the start this page shows the line "
+              "that starts each of them. They must see the folder of runs, and Python, at the same paths."),
+    "slurm": ("the job as it is, on Slurm's nodes",
+              "A batch job with torchrun on each node. The nodes must see the folder of runs, and Python, at the same "
+              "paths. Account and time limit are taken from SBATCH_ACCOUNT, SBATCH_TIMELIMIT and the like."),
+}  # fmt: skip
 _REASONS = {
     "here": "this machine",
     "shrunken": "shrunken",
@@ -43,6 +60,16 @@ _REASONS = {
 }
 
 
+def place_words(place: Place) -> str:
+    """Where a job runs, in a line."""
+    return t(_PLACES[place.engine][0])
+
+
+def place_details(place: Place) -> str:
+    """What that takes."""
+    return t(_PLACES[place.engine][1])
+
+
 def check_name(check: Check) -> str:
     """What a check looked at."""
     return t(_CHECKS.get(check.code, check.code))
@@ -51,11 +78,13 @@ def check_name(check: Check) -> str:
 def check_words(check: Check) -> str:
     """What a check found (markdown); what stands against a start is said in the fault's own words."""
     if check.faults or check.level == "failed":
-        return "; ".join(parts.literal_sentence(fault) for fault in failed([check]))
+        return "; ".join(parts.literal_sentence(fault) for fault in check.faults or failed([check]))
     v = check.values
     if check.code == "cores" and check.level == "warning":
         return t("{ranks} ranks on {cores} cores: {note}", ranks=v.get("ranks"), cores=v.get("cores"),
                  note=watch_words.shared_cores())  # fmt: skip
+    if check.code == "shared_folder" and check.level == "warning":
+        return t("{path} lies on {kind}, which other machines may not see", **_shown_values(v))
     if check.code == "memory" and _real(v, "available_bytes") is None:
         return t("{needed} needed; what is free is unknown", needed=format_memory(_real(v, "needed_bytes")))
     return parts.literal(t(_GOOD[check.code], **_shown_values(v))) if check.code in _GOOD else t("good")

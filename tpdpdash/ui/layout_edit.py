@@ -18,7 +18,7 @@ from tpdpdash.ui.layout_code import KEY_OF_CODE
 
 ORDERS = (DEFAULT_RANK_ORDER, "tp-cp-ep-pp-dp", "tp-cp-pp-ep-dp", "dp-tp-cp-ep-pp", "pp-dp-cp-ep-tp")
 """Rank orders that are offered; the address takes any."""
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "zb-1p", "zb-2p", "zb-v", "dualpipe-v", "dualpipe")
 """Schedules that are offered; several chunks interleave."""
 EDITED = ("tp", "cp", "ep", "pp", "mb", "v", "z")
 """Codes of the keys that can be typed, in this order."""
@@ -76,11 +76,13 @@ def degree_widgets(layout: Layout) -> None:
 
 
 def _take() -> None:
-    parts = [f"{code}{int(st.session_state[f'edit-{code}'])}" for code in EDITED]
+    schedule = st.session_state["edit-schedule"]
+    named = schedule in SCHEDULES[1:] and int(st.session_state["edit-pp"]) > 1  # it says how many chunks there are
+    codes = [code for code in EDITED if not (named and code == "v")]
+    parts = [f"{code}{int(st.session_state[f'edit-{code}'])}" for code in codes]
     recompute = st.session_state["edit-recompute"]
     if recompute != "none":
         parts.append(recompute)
-    schedule = st.session_state["edit-schedule"]
-    if schedule in SCHEDULES[1:] and int(st.session_state["edit-pp"]) > 1:
+    if named:
         parts.append(f"s:{schedule}")
     state.update(layout="-".join(parts))

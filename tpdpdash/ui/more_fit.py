@@ -14,7 +14,7 @@ from tpdpdash.text import t
 from tpdpdash.ui import services
 from tpdpdash.ui.estimate_view import device_word
 from tpdpdash.ui.key_words import layout_word
-from tpdpdash.units import MINUS, format_count, format_difference, format_large
+from tpdpdash.units import MINUS, format_count, format_difference, format_large, with_error
 
 if TYPE_CHECKING:
     from tpdpdash.search.plan import Plan
@@ -75,7 +75,7 @@ def table(plan: Plan, job: Job) -> None:
         st.caption(t("Nothing is pinned that could be let go: the refusals below say what to change."))
         return
     st.table(pd.DataFrame(rows), border="horizontal", hide_index=True)
-    if plan.best is not None:
+    if plan.picked is not None:
         st.caption(
             t("The best layout now: {speed} tokens/s per {device}.", speed=_speed(plan), device=device_word(job))
         )
@@ -94,12 +94,14 @@ def _row(plan: Plan, change: Change) -> dict[str, str]:
 
 
 def _speed(plan: Plan) -> str:
-    best = plan.best
-    return t("nothing fits") if best is None else format_large(best.throughput["tokens_per_s_per_device"])
+    best = plan.picked
+    if best is None:
+        return t("nothing fits")
+    return with_error(format_large(best.throughput.tokens_per_s_per_device), best.error_frac)
 
 
 def _against(plan: Plan, other: Plan) -> str:
-    if plan.best is None or other.best is None:
+    if plan.picked is None or other.picked is None:
         return ""
-    now = plan.best.throughput["tokens_per_s_per_device"]
-    return f" ({format_difference(other.best.throughput['tokens_per_s_per_device'] / now - 1)})"
+    now = plan.picked.throughput.tokens_per_s_per_device
+    return f" ({format_difference(other.picked.throughput.tokens_per_s_per_device / now - 1)})"

@@ -99,10 +99,10 @@ def faults(found: Iterable[Fault], kind: Kind = "bad") -> None:
 
 def literal_sentence(fault: Fault) -> str:
     """A fault's sentence, safe for markdown (its values come from a person's files)."""
-    return _long_literal(fault_text(fault))
+    return literal_text(fault_text(fault))
 
 
-def _long_literal(text: str) -> str:
+def literal_text(text: str) -> str:
     """`literal` without its bound on length: the sentence is ours, its values are bounded already."""
     joined = _REPLACED_LATER.sub(lambda found: found[0] + _JOINER, text)
     return _SYNTAX.sub(r"\\\1", joined)

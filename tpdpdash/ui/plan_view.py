@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from tpdpdash.cost.result import TIME_PARTS, Estimate
+from tpdpdash.compare.error_words import bar_sentence
+from tpdpdash.cost.figures import TIME_PARTS, StepSeconds
+from tpdpdash.cost.result import Estimate
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, write_job
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
+from tpdpdash.search.margins import margins
 from tpdpdash.text import t
-from tpdpdash.ui import parts, services, state
-from tpdpdash.ui.estimate_view import cluster_name, degrees, device_word, fullest_stage, variant
-from tpdpdash.ui.parts import Metric
+from tpdpdash.ui import parts, plan_margins, services, state
+from tpdpdash.ui.estimate_view import cluster_name, degrees, device_word, tight_sentence, variant
+from tpdpdash.ui.figures import bar_figure
 from tpdpdash.units import (
-    DAY_S,
     format_count,
-    format_difference,
-    format_energy,
     format_large,
     format_memory,
-    format_memory_of,
-    format_money,
     format_share,
     format_time,
     gib,
+    plus_minus,
+    with_error,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
     from tpdpdash.cost.estimate import Estimates
     from tpdpdash.search.plan import Plan
@@ -45,84 +46,33 @@ BARS_SHOWN = 6
 """Layouts of which the step is drawn."""
 
 
-def best_sentence(best: Estimate, job: Job) -> str:
+def pick_place(plan: Plan) -> int:
+    """Row of the ranked table that is the pick."""
+    return int(np.flatnonzero(plan.variants == plan.pick)[0])
+
+
+def pick_sentence(picked: Estimate, job: Job) -> str:
     """The answer: which layout, how fast, and that it fits."""
     return t(
         "Run **{degrees}** with {variant}: **{speed} tokens/s per {device}**, and it fits with {spare} to spare.",
-        degrees=degrees(best.layout),
-        variant=variant(best.layout),
-        speed=format_large(best.throughput["tokens_per_s_per_device"]),
+        degrees=degrees(picked.layout),
+        variant=variant(picked.layout),
+        speed=with_error(format_large(picked.throughput.tokens_per_s_per_device), picked.error_frac),
         device=device_word(job),
-        spare=format_memory(best.spare_bytes),
-    )
+        spare=format_memory(picked.spare_bytes),
+    ) + tight_sentence(picked)
 
 
-def runner_up_sentence(ranked: Estimates, rows: NDArray[np.intp]) -> str:
-    """By how much the next degrees are slower, and that no error is known."""
-    unknown = t("No error is known yet for this layout.")
-    if len(rows) < 2:
-        return t("No other TP × PP × DP fits.") + " " + unknown
-    second = ranked.columns.layout(int(rows[1]))
-    slower = _against_best(ranked, rows)[1]
-    told = t("as fast") if format_difference(slower) == "0 %" else t("{by} slower", by=format_share(-slower))
-    runner = t("The runner-up, {degrees}, is {told}.", degrees=degrees(second, " · "), told=told)
-    return f"{runner} {unknown}"
-
-
-def _against_best(ranked: Estimates, rows: NDArray[np.intp]) -> list[float]:
-    speed = ranked.throughput.tokens_per_s[rows]
-    return [float(value) for value in speed / speed[0] - 1]
-
-
-def metrics(best: Estimate, job: Job) -> list[Metric]:
-    """The six cards."""
-    speed, budget, training = best.throughput, best.budget, job.training
-    device = device_word(job)
-    tokens = t("{tokens} tokens take", tokens=format_large(training.tokens)) if training.tokens else t("Training takes")
-    held, _, capacity = format_memory_of(best.peak_bytes, best.capacity_bytes).partition(" ")
-    money = format_money(budget["cost"])
-    return [
-        Metric(
-            label=t("Tokens/s per {device}", device=device),
-            value=format_large(speed["tokens_per_s_per_device"]),
-            note=t("{tokens} tokens/s in all", tokens=format_large(speed["tokens_per_s"])),
-        ),
-        Metric(
-            label=t("Step time"),
-            value=format_time(best.step_s),
-            note=t("{tokens} tokens a step", tokens=format_large(training.tokens_per_step)),
-        ),
-        Metric(
-            label="MFU",
-            value=format_share(speed["mfu"]),
-            note=t("HFU {hfu}", hfu=format_share(speed["hfu"])),
-            help=t(
-                "Model FLOP/s over the dense peak: forward and backward, causal attention counted half. "
-                "HFU counts what is recomputed as well."
-            ),
-        ),
-        Metric(
-            label=t("Memory, worst stage"),
-            value=held,
-            unit=capacity,
-            note=t(
-                "stage {stage} · {share}",
-                stage=fullest_stage(best),
-                share=format_share(best.held_frac),
-            ),
-        ),
-        Metric(
-            label=tokens,
-            value=format_time(budget["days"] * DAY_S),
-            note=t("{hours} {device}-hours", hours=format_large(budget["device_hours"]), device=device),
-        ),
-        Metric(
-            label=t("and cost"),
-            value=money,
-            note=t("{energy} in the {device}s", energy=format_energy(budget["energy_kwh"]), device=device),
-            help="" if job.cluster.price_per_device_hour else t("Give a price per device-hour on the Cluster page."),
-        ),
-    ]
+def detail_sentence(picked: Estimate, plan: Plan, ranked: Estimates) -> str:
+    """Why this one, the fastest of other degrees, and how the error of the answer is known."""
+    told = [] if plan.near < 2 else [plan_margins.simplest_sentence(plan.near)]
+    others = plan.variants[plan.variants != plan.pick]
+    if len(others):
+        pair = np.array([plan.pick, others[0]])
+        told.append(plan_margins.runner_up_sentence(ranked, pair, names_of(ranked, pair[1:])[0]))
+    else:
+        told.append(t("No other TP × PP × DP fits."))
+    return " ".join((*told, bar_sentence(picked.time_error)))
 
 
 # ------------------------------------------------------------------------------------------- the table
@@ -133,10 +83,12 @@ def codes(ranked: Estimates, rows: NDArray[np.intp]) -> list[str]:
     return [state.layout_code(ranked.columns.layout(int(row))) for row in rows]
 
 
-def chosen(ranked: Estimates, rows: NDArray[np.intp], codes: list[str], view: state.JobState) -> tuple[int, Estimate]:
+def chosen(
+    ranked: Estimates, rows: NDArray[np.intp], codes: list[str], pick: int, view: state.JobState
+) -> tuple[int, Estimate]:
     """(row of the table, estimate) of the layout in the address: a row itself, or another variant of a row's degrees.
 
-    Anything else gives way to the best layout, in the address too.
+    Anything else gives way to row `pick`, in the address too.
     """
     if view.layout in codes and view.order == DEFAULT_RANK_ORDER:
         position = codes.index(view.layout)
@@ -144,8 +96,8 @@ def chosen(ranked: Estimates, rows: NDArray[np.intp], codes: list[str], view: st
     estimate = _typed(view)
     if estimate is not None and _name(estimate) in names_of(ranked, rows):
         return names_of(ranked, rows).index(_name(estimate)), estimate
-    state.choose_layout(codes[0])
-    return 0, ranked.row(int(rows[0]))
+    state.choose_layout(codes[pick])
+    return pick, ranked.row(int(rows[pick]))
 
 
 def _typed(view: state.JobState) -> Estimate | None:
@@ -160,8 +112,8 @@ def _typed(view: state.JobState) -> Estimate | None:
         return None
 
 
-def follow_inputs(view: state.JobState, job: Job, best: str) -> state.JobState:
-    """The view; when this tab's inputs have changed since its last plan, with the new plan's best layout chosen.
+def follow_inputs(view: state.JobState, job: Job, picked: str) -> state.JobState:
+    """The view; when this tab's inputs have changed since its last plan, with the new plan's pick chosen.
 
     A layout that came with the address of a first visit stays.
     """
@@ -169,7 +121,7 @@ def follow_inputs(view: state.JobState, job: Job, best: str) -> state.JobState:
     st.session_state[_LAST_PLAN] = signature(job)
     if before in (None, signature(job)):
         return view
-    state.choose_layout(best)
+    state.choose_layout(picked)
     return state.read_job_state()
 
 
@@ -181,17 +133,26 @@ def ranked_table(ranked: Estimates, rows: NDArray[np.intp], job: Job) -> pd.Data
     """One row a TP × PP × DP: what a person reads, speed and memory as numbers for their bars."""
     device = device_word(job)
     layouts = [ranked.columns.layout(int(row)) for row in rows]
-    bubble = ranked.bubble_frac
+    bubble, speed, held = ranked.bubble_frac, ranked.throughput.tokens_per_s_per_device[rows], gib(ranked.peak_bytes)
+    fastest, capacity = bar_limits(ranked, job).values()
+    errors, memory_errors = ranked.error_frac[rows], ranked.memory_error_frac[rows]
+    tie = plan_margins.tie_of(ranked)
+    lost, best_s = margins(ranked, rows.tolist()), float(ranked.step_s[int(rows[0])])
     return pd.DataFrame(
         {
             "#": range(1, len(rows) + 1),
             t("Layout"): [degrees(layout, " · ") for layout in layouts],
-            t("Tokens/s per {device}", device=device): ranked.throughput.tokens_per_s_per_device[rows],
-            t("Memory, GiB"): gib(ranked.peak_bytes[rows]),
-            t("Step time"): [format_time(float(s)) for s in ranked.step_s[rows]],
+            t("Tokens/s per {device}", device=device): speed,
+            t("± tokens/s"): _errors(speed, errors, fastest),
+            t("Memory, GiB"): held[rows],
+            t("± GiB"): _errors(held[rows], memory_errors, capacity),
+            t("Step time"): [
+                with_error(format_time(float(s)), float(e)) for s, e in zip(ranked.step_s[rows], errors, strict=True)
+            ],
             "MFU": [format_share(float(mfu)) for mfu in ranked.throughput.mfu[rows]],
             t("Bubble"): [format_share(float(share)) for share in bubble[rows]],
-            t("Against best"): [_difference(value) for value in _against_best(ranked, rows)],
+            t("Against best"): [plan_margins.against_best(each, tie) for each in lost],
+            t("Where it loses"): [plan_margins.where(each, best_s) for each in lost],
             t("Micro-batch"): [layout.micro_batch_size for layout in layouts],
             t("Chunks"): [layout.num_model_chunks for layout in layouts],
             t("Recompute"): [layout.recompute for layout in layouts],
@@ -200,8 +161,9 @@ def ranked_table(ranked: Estimates, rows: NDArray[np.intp], job: Job) -> pd.Data
     )
 
 
-def _difference(value: float) -> str:
-    return t("best") if value == 0 else format_difference(value)
+def _errors(values: Floats, fracs: Floats, limit: float) -> list[str]:
+    """The error of each value, in the unit of its bar."""
+    return [plus_minus(bar_figure(float(v), limit), float(f)) for v, f in zip(values, fracs, strict=True)]
 
 
 def csv_table(ranked: Estimates, rows: NDArray[np.intp]) -> pd.DataFrame:
@@ -212,16 +174,34 @@ def csv_table(ranked: Estimates, rows: NDArray[np.intp]) -> pd.DataFrame:
     figures = {
         "step_s": ranked.step_s[rows],
         "tokens_per_s_per_device": ranked.throughput.tokens_per_s_per_device[rows],
+        "error_frac": ranked.error_frac[rows],
         "mfu": ranked.throughput.mfu[rows],
         "peak_bytes": ranked.peak_bytes[rows],
+        "memory_error_frac": ranked.memory_error_frac[rows],
     }
     times = {name: getattr(ranked.time, name)[rows] for name in TIME_PARTS}
     return pd.DataFrame({"layout": codes(ranked, rows), **table, **figures, **times})
 
 
-def parts_of(ranked: Estimates, rows: NDArray[np.intp]) -> list[Mapping[str, float]]:
-    """Seconds of a step by part, one mapping a row."""
-    return [{name: float(getattr(ranked.time, name)[row]) for name in TIME_PARTS} for row in rows]
+def parts_of(ranked: Estimates, rows: NDArray[np.intp]) -> list[StepSeconds[float]]:
+    """Seconds of a step by part, of each row."""
+    return [StepSeconds(**{name: float(getattr(ranked.time, name)[row]) for name in TIME_PARTS}) for row in rows]
+
+
+def sums_with_errors(table: pd.DataFrame, ranked: Estimates, rows: NDArray[np.intp] | None) -> tuple[Floats, Floats]:
+    """(seconds of each row of a step table, its error as a share: NaN where rows is None, for parts of a step)."""
+    sums = table.groupby("row")["value"].sum().to_numpy()
+    return sums, np.full(len(sums), np.nan) if rows is None else ranked.error_frac[rows]
+
+
+def sum_texts(sums: Floats, fracs: Floats) -> list[str]:
+    """The totals as they stand beside their bars."""
+    return [with_error(format_time(float(s)), float(e)) for s, e in zip(sums, fracs, strict=True)]
+
+
+def known(frac: float) -> float | None:
+    """A share of the columns as a single figure has it: None where it is not known."""
+    return float(frac) if np.isfinite(frac) else None
 
 
 def names_of(ranked: Estimates, rows: NDArray[np.intp]) -> list[str]:
@@ -229,21 +209,23 @@ def names_of(ranked: Estimates, rows: NDArray[np.intp]) -> list[str]:
     return [degrees(ranked.columns.layout(int(row)), " · ") for row in rows]
 
 
-def search_caption(considered: int, feasible: int, seconds: float, shown: int, total: int) -> str:
-    """What the ranked table is a part of."""
-    cut = parts.truncated(shown, total)
+def search_caption(plan: Plan, ranked: Estimates, shown: int, total: int) -> str:
+    """What the ranked table is a part of, and which of its rows are too near to tell apart."""
     told = t(
         "{feasible} fit of {considered} considered in {seconds} · one row for each TP × PP × DP, its best variant",
-        feasible=format_count(feasible), considered=format_count(considered), seconds=format_time(seconds),
+        feasible=format_count(plan.feasible), considered=format_count(plan.considered),
+        seconds=format_time(plan.seconds),
     )  # fmt: skip
-    return f"{cut} · {told}" if cut else told
+    tie = plan_margins.tie_of(ranked)
+    near = "" if tie is None else t("tie: a step within {share} of the best one's", share=format_share(tie))
+    return " · ".join(filter(None, (parts.truncated(shown, total), told, near)))
 
 
-def scatter_table(ranked: Estimates, front: NDArray[np.intp]) -> pd.DataFrame:
-    """Columns memory_bytes, speed, name, layout, on_front, is_best: one row a layout that was kept."""
+def scatter_table(ranked: Estimates, plan: Plan) -> pd.DataFrame:
+    """Columns memory_bytes, speed, name, layout, on_front, is_pick: one row a layout that was kept."""
     layouts = [ranked.columns.layout(i) for i in range(len(ranked))]
     on_front = np.zeros(len(ranked), np.bool_)
-    on_front[front] = True
+    on_front[plan.front] = True
     return pd.DataFrame(
         {
             "memory_bytes": ranked.peak_bytes,
@@ -251,7 +233,7 @@ def scatter_table(ranked: Estimates, front: NDArray[np.intp]) -> pd.DataFrame:
             "name": [f"{degrees(layout, ' · ')}, {variant(layout)}" for layout in layouts],
             "layout": [state.layout_code(layout) for layout in layouts],
             "on_front": on_front,
-            "is_best": np.arange(len(ranked)) == 0,
+            "is_pick": np.arange(len(ranked)) == plan.pick,
         }
     )
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from tpdpdash.charts.lanes import spread
 from tpdpdash.charts.palette import Theme, phase_colors
-from tpdpdash.cost.result import Estimate
+from tpdpdash.compare.prediction import Prediction
+from tpdpdash.compare.run_plan import RunPlan
 from tpdpdash.cost.timeline import StepTimeline, step_timeline
-from tpdpdash.job import Job
-from tpdpdash.schedule.timeline import FORWARD
+from tpdpdash.layout.schedules import SCHEDULE_FACTS, part_of
+from tpdpdash.schedule.timeline import KINDS
 from tpdpdash.text import t
-from tpdpdash.ui.live import Prediction
 from tpdpdash.ui.live_tables import action_rows, phase_word
-from tpdpdash.ui.timeline_view import MAX_ACTIONS
-from tpdpdash.units import format_time
+from tpdpdash.ui.timeline_view import drawn_microbatches
+from tpdpdash.units import format_time, with_error
 
 COMPARABLE = 3.0
 """A prediction further off than this factor is told in words: on one axis it would flatten what was measured, or be
 flattened."""
-SAME_FRAC = 0.02
-"""So much may the estimate of today's machine differ from the one that was made at the start."""
 MAX_STAGES = 8
 MAX_BARS = 400
 
@@ -43,30 +42,35 @@ def is_near(predicted_s: float | None, measured_s: float | None) -> bool:
 
 
 def above(
-    measured: pd.DataFrame, run: tuple[Job, Estimate] | None, prediction: Prediction, theme: Theme
+    measured: pd.DataFrame, run: RunPlan | None, prediction: Prediction, theme: Theme
 ) -> tuple[pd.DataFrame, Said]:
     """The measured lanes with a predicted lane a stage above them, and what to say of it."""
     if run is None or prediction.step_s is None:
         return measured, Said(text=t("There is no prediction of this run."))
-    job, estimate = run
-    told = t("Predicted: {time}", time=format_time(prediction.step_s))
-    if abs(estimate.step_s / prediction.step_s - 1) > SAME_FRAC:
+    estimate = run.estimate
+    told = t("Predicted: {time}", time=with_error(format_time(prediction.step_s), prediction.error_frac))
+    if not run.still_takes(prediction.step_s):
         return measured, Said(text=t("{told}, made on another machine: not drawn.", told=told))
     layout = estimate.layout
-    if 2 * layout.pp * layout.num_model_chunks * estimate.num_microbatches > MAX_ACTIONS:
+    if drawn_microbatches(layout, estimate.num_microbatches) < estimate.num_microbatches:
         return measured, Said(text=t("{told}; too many microbatches to draw.", told=told))
     if not is_near(estimate.step_s, float(measured["x2"].max())):
         return measured, Said(text=t("{told}, off this axis.", told=told))
-    step = step_timeline(job, estimate)
+    step = step_timeline(run.job, estimate)
     lanes = spread(range(layout.pp), MAX_STAGES)
-    rows = [row for stage in lanes for row in _lane(step, stage, theme)]
+    placement = SCHEDULE_FACTS[layout.schedule].placement
+
+    def part(stage: int, chunk: int) -> int:
+        return part_of(placement, layout.pp, stage, chunk)
+
+    rows = [row for stage in lanes for row in _lane(step, stage, part, theme)]
     phases = ("bubble", *sorted({bar.part for bar in step.bars if bar.duration_s > 0}))
     table = pd.concat([pd.DataFrame(rows, columns=measured.columns), measured], ignore_index=True)
     return table, Said(text=f"{told}.", phases=phases)
 
 
-def _lane(step: StepTimeline, stage: int, theme: Theme) -> list[dict[str, object]]:
-    """One predicted stage: the bubble behind, its actions, then its messages and the optimizer."""
+def _lane(step: StepTimeline, stage: int, part: Callable[[int, int], int], theme: Theme) -> list[dict[str, object]]:
+    """One predicted pipeline rank: the bubble behind, its actions, then its messages and the optimizer."""
     colors, name = phase_colors(theme), t("predicted, stage {stage}", stage=stage)
     bubble = {"kind": "bar", "row": name, "x": 0.0, "x2": step.pipeline.total_s, "label": t("bubble"), "shown": ""}
     rows: list[dict[str, object]] = [bubble | {"fill": colors["bubble"].fill, "outline": colors["bubble"].outline}]
@@ -74,8 +78,8 @@ def _lane(step: StepTimeline, stage: int, theme: Theme) -> list[dict[str, object
     own = (ran.rank == stage).nonzero()[0][:MAX_BARS]
     actions = [
         (
-            "F" if ran.kind[i] == FORWARD else "B",
-            stage,
+            KINDS[ran.kind[i]],
+            part(stage, int(ran.chunk[i])),
             int(ran.microbatch[i]),
             float(ran.start_s[i]),
             float(ran.duration_s[i]),

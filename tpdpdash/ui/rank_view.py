@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pandas as pd
 
 from tpdpdash.charts.pictures import Split
 from tpdpdash.cost.frameworks import framework_habits
-from tpdpdash.cost.memory import shard_sizes, stage_parameters
+from tpdpdash.cost.stage_parameters import shard_sizes, stage_parameters
 from tpdpdash.cost.stages import stage_kinds
 from tpdpdash.job import Job
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.groups import coordinates
 from tpdpdash.layout.layout import Layout
+from tpdpdash.layout.prediction import loss_units, mtp_layers, trained_model
+from tpdpdash.layout.schedules import SCHEDULE_FACTS, part_of, parts_of_rank, ranks_of_ends
 from tpdpdash.layout.stages import chunk_layers
-from tpdpdash.model.counts import parameter_counts
+from tpdpdash.model.counts import parameter_counts, prediction_parameters
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.text import t
 from tpdpdash.training import Training
 from tpdpdash.units import format_count, format_large
 
 
-def held_layers(layout: Layout, stage: int) -> list[tuple[int, int]]:
-    """(first, last) layer of each chunk on one stage."""
+def held_layers(layout: Layout, stage: int, modules: int = 0) -> list[tuple[int, int]]:
+    """(first, last) layer of each part of the model on one stage. modules: prediction modules behind the last one."""
+    placement = SCHEDULE_FACTS[layout.schedule].placement
     chunks = chunk_layers(
         layout.layers_per_stage,
         layout.num_model_chunks,
         account_for_embedding=layout.account_for_embedding,
-        account_for_loss=layout.account_for_loss,
+        account_for_loss=loss_units(layout.account_for_loss, modules),
+        folded=placement == "fold",
     )
-    held = []
-    first = 0
-    for chunk in range(layout.num_model_chunks):
-        for rank in range(layout.pp):
-            count = chunks[rank][chunk]
-            if rank == stage and count:
-                held.append((first, first + count - 1))
-            first += count
-    return held
+    sizes = {
+        part_of(placement, layout.pp, rank, chunk): n for rank, own in enumerate(chunks) for chunk, n in enumerate(own)
+    }
+    begins = [0, *accumulate(sizes[part] for part in range(len(sizes)))]
+    own = sorted(parts_of_rank(placement, layout.pp, stage, layout.num_model_chunks))
+    return [(begins[part], begins[part + 1] - 1) for part in own if sizes[part]]
 
 
 def _span(first: int, count: int) -> str:
@@ -53,9 +55,9 @@ def holdings(
     at = coordinates(layout, rank)
     per_replica = training.global_batch_size // layout.dp
     rows = [
-        (t("Layers"), _layers_text(layout, at.pp, model.num_layers)),
+        (t("Layers"), _layers_text(layout, at.pp, model.num_layers, mtp_layers(model, training))),
         (t("Attention"), _heads_text(model, layout.tp, at.tp)),
-        *_mlp_rows(model, layout, at.pp, at.tp, at.ep),
+        *_mlp_rows(trained_model(model, training), layout, at.pp, at.tp, at.ep),
         (t("Data"), t(
             "sequences {span} of {total}, in {count} microbatches",
             span=_span(at.dp * per_replica, per_replica), total=format_count(training.global_batch_size),
@@ -72,10 +74,12 @@ def holdings(
     return rows
 
 
-def _layers_text(layout: Layout, stage: int, num_layers: int) -> str:
-    spans = [_span(first, last - first + 1) for first, last in held_layers(layout, stage)]
-    extra = [t("embedding")] if stage == 0 else []
-    extra += [t("head and loss")] if stage == layout.pp - 1 else []
+def _layers_text(layout: Layout, stage: int, num_layers: int, modules: int) -> str:
+    spans = [_span(first, last - first + 1) for first, last in held_layers(layout, stage, modules)]
+    firsts, lasts = ranks_of_ends(SCHEDULE_FACTS[layout.schedule].placement, layout.pp)
+    extra = [t("embedding")] if stage in firsts else []
+    extra += [t("multi-token prediction")] if stage in lasts and modules else []
+    extra += [t("head and loss")] if stage in lasts else []
     text = t("{spans} of {total}", spans=", ".join(spans) or t("none"), total=num_layers)
     return f"{text}, {', '.join(extra)}" if extra else text
 
@@ -93,7 +97,8 @@ def _heads_text(model: ModelSpec, tp: int, index: int) -> str:
 
 def _mlp_rows(model: ModelSpec, layout: Layout, stage: int, index: int, expert_index: int) -> list[tuple[str, str]]:
     """What it holds of the MLPs of its layers: dense ones, routed experts, shared experts."""
-    layers = [layer for first, last in held_layers(layout, stage) for layer in range(first, last + 1)]
+    spans = held_layers(layout, stage, model.mtp_num_layers)
+    layers = [layer for first, last in spans for layer in range(first, last + 1)]
     is_moe = {model.is_moe_layer(layer) for layer in layers}
     rows = []
     if False in is_moe or not layers:
@@ -133,10 +138,12 @@ def _optimizer_text(layout: Layout, model: ModelSpec) -> str:
 def rank_parameters(job: Job, layout: Layout, rank: int) -> tuple[float, float]:
     """(parameters on this rank, parameters of the model), the first before ZeRO and with padding."""
     columns = LayoutColumns.from_layouts([layout])
-    kinds = stage_kinds(job.model, columns.stage_layers, columns.pp, columns.num_model_chunks).every_stage()
-    held = stage_parameters(job.model, framework_habits(job.training.framework), columns, kinds)
+    model = trained_model(job.model, job.training)
+    kinds = stage_kinds(model, columns).every_stage()
+    held = stage_parameters(model, framework_habits(job.training.framework), columns, kinds)
     stage = coordinates(layout, rank).pp
-    return float(held.dense[0, stage] + held.experts[0, stage]), float(parameter_counts(job.model).total)
+    total = parameter_counts(model).total + model.mtp_num_layers * prediction_parameters(model).total
+    return float((held.dense + held.experts)[0, stage]), float(total)
 
 
 def holdings_table(rows: Sequence[tuple[str, str]]) -> pd.DataFrame:

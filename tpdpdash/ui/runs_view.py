@@ -10,17 +10,18 @@ from tpdpdash.run.failure import failure_fault
 from tpdpdash.text import fault_text, t
 from tpdpdash.ui.layout_code import id_words
 from tpdpdash.ui.parts import literal, plain
-from tpdpdash.units import UNKNOWN, format_count, format_time
+from tpdpdash.units import UNKNOWN, ceil_div, format_count, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
+    from streamlit.delta_generator import DeltaGenerator
 
     from tpdpdash.run.history import RunView
     from tpdpdash.run.status import FirstFailure, RunStatus
 
 COLUMNS = ("State", "Model", "Layout", "Steps", "Took", "Started", "Cause", "Run")
 
-WIDTHS = {"State": 120, "Steps": 85, "Took": 75, "Started": 90, "Cause": 230, "Run": 225}
+WIDTHS = {"State": 120, "Steps": 110, "Took": 75, "Started": 90, "Cause": 230, "Run": 225}
 """Pixels of the columns whose texts are short, and of the one that holds a sentence."""
 
 
@@ -36,7 +37,8 @@ def run_title(view: RunView) -> str:
         return literal(view.run_id)
     kind = f" · {t('rehearsal')}" if status.rehearsal else ""
     ranks = t("{n} ranks", n=format_count(status.world_size))
-    return f"{literal(status.name)}{kind} · {layout_words(status.layout)} · {ranks}"
+    layout = f" · {layout_words(status.layout)}" if status.layout else ""  # a plain script has none
+    return f"{literal(status.name)}{kind}{layout} · {ranks}"
 
 
 def failure_cause(failure: FirstFailure) -> str:
@@ -119,10 +121,22 @@ def picked_run(runs: Sequence[RunView], *, key: str) -> str | None:
         hide_index=True,
         on_select="rerun",
         selection_mode="single-row",
+        alt=t("One row a run, newest first; a click opens it"),
         column_config=narrow,
     )
     rows = picked.selection.rows
     return runs[rows[0]].run_id if rows else None
+
+
+def picked_page(place: DeltaGenerator, count: int, page_size: int) -> int:
+    """Which page of a long history is shown, from 0: only its runs are opened."""
+    pages = ceil_div(count, page_size)
+    if pages <= 1:
+        return 0
+    page = place.number_input(
+        t("Page of {n}", n=format_count(pages)), 1, pages, key="runs-page", width=120, label_visibility="collapsed",
+    )  # fmt: skip
+    return int(page) - 1
 
 
 def matching(runs: Sequence[RunView], text: str) -> list[RunView]:

@@ -1,41 +1,42 @@
-"""The only place with st.cache_*: what the pages ask the rooms for, computed once for every viewer.
+"""What the pages ask the rooms for, computed once for every viewer: plans, estimates, this machine, and starts.
 
-No thread is started here and none calls streamlit: readers are refreshed by whoever looks, under a lock.
+The only place with st.cache_*, but for what is asked of runs that exist (run_services). No thread is started here and
+none calls streamlit.
 """
 
 from __future__ import annotations
 
-import os
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
-from tpdpdash.job import Job, pins_of, write_job
-from tpdpdash.ui import access, state
+from tpdpdash.job import Job, detect_here, pins_of, write_job
+from tpdpdash.ui import access, run_services, state
 from tpdpdash.units import GIB
 
 if TYPE_CHECKING:
+    from tpdpdash.cluster.measured import MeasuredFile
     from tpdpdash.cluster.nvml import Detection
     from tpdpdash.cluster.spec import ClusterSpec
+    from tpdpdash.compare.residuals import Coverage
+    from tpdpdash.cost.residuals import What
     from tpdpdash.cost.result import Estimate
     from tpdpdash.layout.layout import Layout
     from tpdpdash.run.change import Change
     from tpdpdash.run.folder import RunFolder
-    from tpdpdash.run.history import RunView
+    from tpdpdash.run.place import Place
     from tpdpdash.run.preflight import Check
     from tpdpdash.run.rehearsal import Rehearsal
+    from tpdpdash.run.slurm import SlurmPartition
     from tpdpdash.search.plan import Plan
-    from tpdpdash.ui.live import LiveRun
     from tpdpdash.ui.state import JobState
 
 PLANS_KEPT = 16
 ESTIMATES_KEPT = 128
-READERS_KEPT = 8
-RUNS_SHOWN = 50
 MEMORY_STEP_BYTES = GIB // 2
 """Free memory of a CPU is told apart in these steps: plans are not searched anew for less."""
 
@@ -52,18 +53,27 @@ def job_key(job: Job) -> str:
     return f"{write_job(job)}\n{memory} {figures!r}"
 
 
+@st.cache_resource(show_spinner=False)
+def set_aside(page: str) -> None:
+    """Streamlit collects garbage after each run of a page or of its timed part, looking at all that lives. What the
+    imports of a page made lives on and is no garbage: once for each page it is taken out of what is looked at."""
+    del page
+    gc.collect()
+    gc.freeze()
+
+
 # Plans and estimates are frozen and large: shared as they are (cache_resource), not copied for each viewer.
 @st.cache_resource(max_entries=PLANS_KEPT, show_spinner=False)
-def _plan(key: str, top: int, _job: Job) -> Plan:
+def _plan(key: str, _job: Job) -> Plan:
     del key
     from tpdpdash.search.plan import plan
 
-    return plan(_job, top=top)
+    return plan(_job)
 
 
-def plan_for(job: Job, top: int = 20) -> Plan:
+def plan_for(job: Job) -> Plan:
     """The search over every layout of the job."""
-    return _plan(job_key(job), top, job)
+    return _plan(job_key(job), job)
 
 
 @st.cache_resource(max_entries=ESTIMATES_KEPT, show_spinner=False)
@@ -74,10 +84,19 @@ def _estimate(key: str, _job: Job) -> Estimate:
     return estimate_job(_job)
 
 
+@st.cache_resource(show_spinner=False)
+def held_out(what: What) -> Coverage:
+    """How many published runs of a source the error bars of all other sources hold."""
+    from tpdpdash.compare.residuals import held_out_coverage
+    from tpdpdash.cost.residuals import packaged_residuals
+
+    return held_out_coverage(packaged_residuals().of(what))
+
+
 def best_layout(job: Job) -> Layout | None:
-    """The plan's best layout; None when nothing fits. Raises InvalidInputError."""
-    best = plan_for(job).best
-    return None if best is None else best.layout
+    """The layout that the plan picks; None when nothing fits. Raises InvalidInputError."""
+    picked = plan_for(job).picked
+    return None if picked is None else picked.layout
 
 
 def estimate_for(job: Job) -> Estimate:
@@ -88,9 +107,7 @@ def estimate_for(job: Job) -> Estimate:
 @st.cache_data(ttl=2.0, max_entries=1, show_spinner=False)
 def detection() -> Detection:
     """What is here, at most two seconds old."""
-    from tpdpdash.cluster.nvml import detect_devices
-
-    return detect_devices(os.environ)
+    return detect_here()
 
 
 def device_names() -> tuple[str, ...]:
@@ -119,71 +136,6 @@ def _cluster(table: Mapping[str, object]) -> tuple[ClusterSpec, tuple[Fault, ...
     return spec, tuple(notices)
 
 
-# ------------------------------------------------------------------------------------------------ runs
-
-
-@st.cache_data(ttl=1.0, max_entries=4, show_spinner=False)
-def _runs(root: str, limit: int) -> list[RunView]:
-    from tpdpdash.run.history import list_runs
-
-    return list_runs(Path(root), limit=limit)
-
-
-def runs(limit: int = RUNS_SHOWN) -> list[RunView]:
-    """The newest runs, at most a second old."""
-    return _runs(str(_runs_root()), limit)
-
-
-def count_runs() -> int:
-    """How many runs there are."""
-    from tpdpdash.run.history import count_runs
-
-    return count_runs(_runs_root())
-
-
-def count_live_runs() -> int:
-    """How many of the newest runs are under way."""
-    return sum(not view.is_over for view in runs())
-
-
-def _runs_root() -> Path:
-    from tpdpdash.run.folder import runs_root
-
-    return runs_root(os.environ)
-
-
-def run_folder(run_id: str) -> RunFolder:
-    """The run of that id. Raises InvalidInputError."""
-    from tpdpdash.run.folder import find_run
-
-    return find_run(_runs_root(), run_id)
-
-
-@st.cache_resource(max_entries=READERS_KEPT, show_spinner=False)
-def _live_run(path: str) -> LiveRun:
-    from tpdpdash.run.folder import RunFolder
-    from tpdpdash.ui.live import LiveRun
-
-    return LiveRun(RunFolder(Path(path)))
-
-
-def reader(run_id: str) -> LiveRun:
-    """The reader of a run, shared by every viewer. Raises InvalidInputError."""
-    return _live_run(str(run_folder(run_id).path))
-
-
-@st.cache_resource(max_entries=READERS_KEPT, show_spinner=False)
-def predicted_run(run_id: str) -> tuple[Job, Estimate] | None:
-    """The Job of a run as it runs, with its estimate; None when it is not here or has none."""
-    from tpdpdash.job import read_job
-
-    try:
-        job = read_job(run_folder(run_id).job, detection)
-        return job, estimate_for(job)
-    except InvalidInputError:
-        return None
-
-
 def rehearsal_of(job: Job) -> Rehearsal:
     """The job shrunken to this machine. Raises InvalidInputError."""
     from tpdpdash.run.rehearsal import rehearse
@@ -208,15 +160,46 @@ def runnable_here(job: Job) -> Job:
     return runnable(job_here(job))
 
 
-def preflight_of(job: Job) -> Sequence[Check]:
-    """What would go wrong on this machine. Raises InvalidInputError when the job has no estimate."""
-    from tpdpdash.run.preflight import preflight
+def runnable_as_described(job: Job) -> Job:
+    """The job exactly as the built-in worker runs it on the described cluster. Raises InvalidInputError."""
+    from tpdpdash.run.start import runnable
 
-    here = None if job.cluster.device.is_cpu else read_local_cluster()[0]
-    return preflight(job, here=here, prediction=estimate_for(job).to_json())
+    return runnable(job)
 
 
-def start(job: Job, *, asked: Job, changes: Sequence[Change], request_id: str) -> RunFolder:
+@st.cache_data(ttl=10.0, max_entries=1, show_spinner=False)
+def slurm_partitions() -> Sequence[SlurmPartition]:
+    """What Slurm can send jobs to, at most ten seconds old; nothing where it does not answer."""
+    from tpdpdash.run.slurm import SlurmSilentError, list_partitions
+
+    try:
+        return list_partitions()
+    except SlurmSilentError:  # the checks say why
+        return ()
+
+
+def checks_of(job: Job, place: Place, *, share_devices: bool) -> Sequence[Check]:
+    """What would go wrong there. Raises InvalidInputError when the job has no estimate."""
+    from tpdpdash.run.claims import devices_in_use
+    from tpdpdash.run.place import checks
+
+    prediction = estimate_for(job).to_json()
+    gpus_here = place.gpus_here(job)
+    if not gpus_here:
+        return checks(job, place, prediction=prediction)
+    here, in_use = read_local_cluster()[0], devices_in_use(detection(), gpus_here)
+    return checks(job, place, here=here, prediction=prediction, in_use=in_use, share_devices=share_devices)
+
+
+def start(
+    job: Job,
+    *,
+    asked: Job,
+    changes: Sequence[Change],
+    request_id: str,
+    place: Place,
+    share_devices: bool = False,
+) -> RunFolder:
     """Start a job for a holder of the start token; one request starts one run, however often it is sent.
 
     Raises InvalidInputError, also for those who do not hold the token.
@@ -225,14 +208,59 @@ def start(job: Job, *, asked: Job, changes: Sequence[Change], request_id: str) -
     from tpdpdash.run.start import start_run
 
     prediction = estimate_for(job).to_json()
-    folder = start_run(job, asked=write_job(asked), prediction=prediction, changes=changes, request_id=request_id)
-    _runs.clear()
+    folder = start_run(
+        job,
+        asked=write_job(asked),
+        prediction=prediction,
+        changes=changes,
+        request_id=request_id,
+        place=place,
+        share_devices=share_devices,
+    )
+    run_services.list_again()
     return folder
 
 
-def stop(run_id: str) -> None:
-    """Ask a run to end, for a holder of the start token. Returns at once: the page shows how it ends."""
-    access.require_token()
-    from tpdpdash.run.stop import request_stop
+def measured() -> tuple[MeasuredFile | None, tuple[Fault, ...]]:
+    """The cluster file, and why it cannot be used."""
+    here = detection()
+    return here.measured, here.measured_faults
 
-    request_stop(run_folder(run_id), by="dashboard")
+
+def start_calibration(request_id: str) -> str:
+    """Measure this machine, for a holder of the start token; the run's id. Raises InvalidInputError."""
+    access.require_token()
+    from tpdpdash.run.calibrate import start_calibration as start_measuring
+
+    folder = start_measuring(detection(), request_id=request_id)
+    run_services.list_again()
+    return folder.run_id
+
+
+def take_over(run_id: str) -> None:
+    """A calibration's figures, or the correction of a finished run, for a holder of the start token. Raises
+    InvalidInputError."""
+    access.require_token()
+    from tpdpdash.compare import recalibrate
+
+    recalibrate.take_over(run_services.run_view(run_id))
+    detection.clear()
+
+
+def undo_correction(run_id: str) -> None:
+    """Take a run's correction back, for a holder of the start token. Raises InvalidInputError."""
+    access.require_token()
+    from tpdpdash.compare import recalibrate
+
+    recalibrate.undo(run_id)
+    detection.clear()
+
+
+def forget_measured() -> None:
+    """Go back to the catalogue's figures, for a holder of the start token."""
+    access.require_token()
+    from tpdpdash.cluster.measured import config_path
+    from tpdpdash.cluster.measured import forget_measured as remove
+
+    remove(config_path())
+    detection.clear()

@@ -27,6 +27,8 @@ class Screen:
     """What the sidebar calls it."""
     icon: str
     """Material icon."""
+    in_sidebar: bool = True
+    """Reached from the sidebar; otherwise from other screens only."""
 
 
 SCREENS = (
@@ -36,8 +38,8 @@ SCREENS = (
     Screen(name="launch", title="Launch", icon=":material/rocket_launch:"),
     Screen(name="watch", title="Watch", icon=":material/monitoring:"),
     Screen(name="learn", title="Learn", icon=":material/school:"),
+    Screen(name="accuracy", title="How far to trust this", icon=":material/adjust:", in_sidebar=False),
 )
-FIRST = "plan"
 
 
 def page_path(name: str) -> str:
@@ -46,8 +48,12 @@ def page_path(name: str) -> str:
 
 
 def _start() -> None:
-    """The bare address: the first screen. (A default page has no path of its own, so no screen is the default.)"""
-    st.switch_page(page_path(FIRST), query_params=st.query_params.to_dict())
+    """The bare address: Plan, or Cluster as long as nothing has been chosen. (A default page has no path of its own, so
+    no screen is the default.)"""
+    from tpdpdash.ui import state
+
+    first = "cluster" if state.is_untouched() else "plan"
+    st.switch_page(page_path(first), query_params=st.query_params.to_dict())
 
 
 def build_navigation() -> st.Page:
@@ -55,6 +61,14 @@ def build_navigation() -> st.Page:
     start = st.Page(_start, title=t("Start"), default=True, visibility="hidden", icon="")
     screens = [st.Page(page_path(s.name), title=t(s.title), icon="", url_path=s.name) for s in SCREENS]
     return st.navigation([start, *screens], position="hidden")
+
+
+def trust_link(place: DeltaGenerator) -> None:
+    """A link to how far estimates hold, from wherever one is shown."""
+    from tpdpdash.ui import state
+
+    screen = next(each for each in SCREENS if each.name == "accuracy")
+    place.page_link(page_path(screen.name), label=t(screen.title), icon=screen.icon, query_params=state.params())
 
 
 def favicon() -> bytes:
@@ -98,11 +112,11 @@ def sidebar() -> DeltaGenerator:
 
 def links(place: DeltaGenerator) -> None:
     """Links to the screens that carry the view. Drawn again after the page, which may have changed it."""
-    from tpdpdash.ui import services, state
+    from tpdpdash.ui import run_services, state
 
-    live = services.count_live_runs()
+    live = run_services.count_live_runs()
     with place.container(gap="xsmall"):
-        for screen in SCREENS:
+        for screen in filter(lambda each: each.in_sidebar, SCREENS):
             is_live = screen.name == "watch" and live
             label = f"{t(screen.title)} :small[:gray[{t('{n} live', n=live)}]]" if is_live else t(screen.title)
             path = page_path(screen.name)

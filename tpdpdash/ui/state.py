@@ -43,6 +43,14 @@ class JobState:
     """Network bandwidth per device in GB/s, where it is not the catalogue's."""
     price: float | None = None
     """Dollars per device and hour."""
+    failures: float = 0.0
+    """Failures that stop the job, for each device and day."""
+    restart: float = 0.0
+    """Seconds from a failure to the next step."""
+    checkpoint: float = 0.0
+    """Seconds for which a checkpoint stops training."""
+    every: int | None = None
+    """Steps between two checkpoints; None = what loses least."""
     seq: int = 8192
     """Tokens in a sequence."""
     batch: int = 128
@@ -145,6 +153,11 @@ def read_job_state() -> JobState:
     return view if isinstance(view, JobState) else JobState()
 
 
+def is_untouched() -> bool:
+    """Whether nobody has chosen anything yet."""
+    return read_job_state() == JobState()
+
+
 def update(**changes: Any) -> JobState:
     """Change fields of the view, in this session and in the address."""
     view = replace(read_job_state(), **changes)
@@ -196,10 +209,11 @@ def bound(name: str) -> dict[str, Any]:
     """
     key = f"view-{name}"
     st.session_state[key] = getattr(read_job_state(), name)
-    return {"key": key, "on_change": _take, "args": (name,)}
+    return {"key": key, "on_change": take, "args": (name,)}
 
 
-def _take(name: str) -> None:
+def take(name: str) -> None:
+    """The widget of a field was changed: into the view and the address with it."""
     st.session_state.pop(_FAULTS, None)
     update(**{name: st.session_state[f"view-{name}"]})
 
@@ -237,6 +251,12 @@ def choose_run(run_id: str) -> None:
     st.query_params[_RUN] = run_id
 
 
+def forget_run() -> None:
+    """The run that was looked at is no longer there."""
+    st.session_state.pop(_RUN, None)
+    st.query_params.pop(_RUN, None)
+
+
 # ---------------------------------------------------------------------------------------------- job
 
 
@@ -247,6 +267,8 @@ def tables(view: JobState, layout: Mapping[str, object]) -> dict[str, object]:
         "global_batch_size": view.batch,
         "tokens": view.tokens,
         "steps": view.steps,
+        "checkpoint_s": view.checkpoint or None,
+        "checkpoint_interval_steps": view.every,
         "precision": view.precision,
         "framework": view.framework,
     }
@@ -265,6 +287,8 @@ def cluster_table(view: JobState) -> dict[str, object]:
         "nodes": view.nodes,
         "devices_per_node": view.gpus,
         "price_per_device_hour": view.price,
+        "failures_per_device_day": view.failures or None,
+        "restart_s": view.restart or None,
         "links": None if view.network is None else {"network_gb_per_s": view.network},
     }
     return _given(table)

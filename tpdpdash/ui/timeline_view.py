@@ -9,17 +9,30 @@ import pandas as pd
 from streamlit.delta_generator import DeltaGenerator
 
 from tpdpdash.charts.palette import PHASE_ORDER
-from tpdpdash.charts.timeline import MAX_MARKS, Window, window_of
+from tpdpdash.charts.timeline import MAX_MARKS, Window, phase_of, window_of
 from tpdpdash.cost.result import Estimate
 from tpdpdash.cost.timeline import StepTimeline, step_timeline
 from tpdpdash.job import Job
 from tpdpdash.layout.layout import SCHEDULES, Layout
+from tpdpdash.layout.schedules import SCHEDULE_FACTS
 from tpdpdash.schedule.closed_form import microbatches_in_flight
-from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline
+from tpdpdash.schedule.timeline import BACKWARD, FORWARD, WEIGHT_GRADIENT, Timeline
 from tpdpdash.text import t
 from tpdpdash.units import format_count, format_memory, format_time
 
-SCHEDULE_NAMES = {"none": "one stage", "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
+SCHEDULE_NAMES = {
+    "none": "one stage",
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "zb-1p": "zero bubble, ZB-1p",
+    "zb-2p": "zero bubble, ZB-2p",
+    "zb-v": "zero bubble, ZB-V",
+    "dualpipe": "DualPipe",
+    "dualpipe-v": "DualPipe-V",
+}
+BAR_KINDS = np.array(["forward", "backward", "input_gradient", "weight_gradient"])
+"""Bars by the kind of an action in schedule.timeline."""
 MAX_ACTIONS = 40_000
 """Actions that are simulated for a page; beyond it the same schedule is drawn with fewer microbatches."""
 
@@ -46,10 +59,11 @@ class DrawnStep:
 
 def drawn_microbatches(layout: Layout, num_microbatches: int) -> int:
     """Microbatches that a page can simulate: all, or whole groups of pp up to MAX_ACTIONS actions."""
-    per_microbatch = 2 * layout.pp * layout.num_model_chunks
+    facts = SCHEDULE_FACTS[layout.schedule]
+    per_microbatch = (3 if facts.splits_backward else 2) * layout.pp * layout.num_model_chunks
     if num_microbatches * per_microbatch <= MAX_ACTIONS:
         return num_microbatches
-    group = max(layout.microbatch_group_size_per_vp_stage, layout.pp)
+    group = max(layout.microbatch_group_size_per_vp_stage, layout.pp, facts.microbatches_per_rank * layout.pp)
     return max(group, MAX_ACTIONS // per_microbatch // group * group)
 
 
@@ -62,12 +76,13 @@ def draw(job: Job, estimate: Estimate) -> DrawnStep:
         job = replace(job, training=replace(training, global_batch_size=smaller))
     step = step_timeline(job, estimate)
     bars = _bars(step)
-    flight = _in_flight(step.pipeline, layout.num_model_chunks)
+    parts = 2 if SCHEDULE_FACTS[layout.schedule].placement == "mirror" else layout.num_model_chunks
+    flight = _in_flight(step.pipeline, parts)
     most = microbatches_in_flight(
         SCHEDULES.index(layout.schedule), layout.pp, estimate.num_microbatches, layout.num_model_chunks, 0,
         layout.microbatch_group_size_per_vp_stage,
     )  # fmt: skip
-    present = set(bars["kind"]) | ({"bubble"} if layout.pp > 1 else set())
+    present = {phase_of(kind) for kind in bars["kind"].unique()} | ({"bubble"} if layout.pp > 1 else set())
     return DrawnStep(
         bars=bars,
         total_s=step.total_s,
@@ -89,7 +104,7 @@ def _bars(step: StepTimeline) -> pd.DataFrame:
     actions = pd.DataFrame(
         {
             "lane": ran.rank,
-            "kind": np.where(ran.kind == FORWARD, "forward", "backward"),
+            "kind": BAR_KINDS[ran.kind],
             "label": ran.microbatch.astype(str),
             "start_s": ran.start_s,
             "end_s": ran.start_s + ran.duration_s,
@@ -99,14 +114,15 @@ def _bars(step: StepTimeline) -> pd.DataFrame:
     return pd.concat([actions, pd.DataFrame(after, columns=actions.columns)], ignore_index=True)
 
 
-def _in_flight(ran: Timeline, num_model_chunks: int) -> pd.DataFrame:
-    """Microbatches that the first stage keeps: from the start of a forward to the end of its backward."""
+def _in_flight(ran: Timeline, parts: int) -> pd.DataFrame:
+    """Microbatches that the first stage keeps: from the start of a forward to the end of its backward, of its weight
+    gradient where that is apart."""
     first = ran.rank == 0
-    forwards, backwards = first & (ran.kind == FORWARD), first & (ran.kind == BACKWARD)
+    forwards, backwards = first & (ran.kind == FORWARD), first & np.isin(ran.kind, (BACKWARD, WEIGHT_GRADIENT))
     times = np.concatenate([ran.start_s[forwards], (ran.start_s + ran.duration_s)[backwards]])
     change = np.concatenate([np.ones(int(forwards.sum())), -np.ones(int(backwards.sum()))])
     order = np.lexsort((change, times))
-    counts = np.cumsum(change[order]) / num_model_chunks
+    counts = np.cumsum(change[order]) / parts
     table = pd.DataFrame({"t_s": times[order], "count": counts})
     return table.drop_duplicates("t_s", keep="last").reset_index(drop=True)
 
@@ -137,6 +153,8 @@ def caption(estimate: Estimate) -> str:
         parts.append(t("drawn with {drawn} of {count} microbatches", drawn=format_count(drawn), count=told))
     else:
         parts.append(t("{count} microbatches, numbered from 0", count=told))
+    if SCHEDULE_FACTS[layout.schedule].splits_backward:
+        parts.append(t("low bars: weight gradients"))
     return " · ".join(parts)
 
 

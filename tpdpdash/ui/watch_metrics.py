@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpdpdash.telemetry import analysis
+from tpdpdash.compare.verdict import RECENT_STEPS
+from tpdpdash.telemetry.analysis import usual
 from tpdpdash.text import t
 from tpdpdash.ui import parts, runs_view, watch_words
 from tpdpdash.ui.live import Look
-from tpdpdash.units import UNKNOWN, format_count, format_difference, format_large, format_share, format_time, gib
+from tpdpdash.units import (
+    UNKNOWN,
+    format_count,
+    format_difference,
+    format_large,
+    format_share,
+    format_time,
+    gib,
+    with_error,
+)
 
 TREND_POINTS = 60
-RECENT = 20
-
-
-def recent(values: np.ndarray) -> float | None:
-    """Median of the last steps; None before there is one."""
-    tail = values[-RECENT:]
-    return float(np.nanmedian(tail)) if np.isfinite(tail).any() else None
 
 
 def _trend(values: np.ndarray) -> list[float]:
@@ -30,31 +33,33 @@ def _against(measured: float | None, predicted: float | None) -> str:
     return format_difference(measured / predicted - 1) if measured and predicted else ""
 
 
+def _predicted(written: str, look: Look) -> str:
+    """ "predicted 20.9 ± 1.3 s"."""
+    return t("predicted {figure}", figure=with_error(written, look.prediction.error_frac))
+
+
 def metrics(look: Look) -> list[parts.Metric]:
     """The cards under the sentence."""
-    telemetry, expected = look.telemetry, look.prediction
-    step_s = analysis.step_band(telemetry).max_s
-    speed = analysis.tokens_per_s(telemetry)
-    loss = analysis.loss_by_step(telemetry)
-    step, now_speed = recent(step_s), recent(speed)
+    expected, step_s, speed = look.prediction, look.band.max_s, look.tokens_per_s
+    step, now_speed = usual(step_s, RECENT_STEPS), usual(speed, RECENT_STEPS)
     predicted_speed = expected.tokens_per_s
     return [
         parts.Metric(
             label=t("Step time"),
             value=format_time(step),
             unit=_against(step, expected.step_s),
-            note=t("predicted {time}", time=format_time(expected.step_s)) if expected.step_s else t("no prediction"),
+            note=_predicted(format_time(expected.step_s), look) if expected.step_s else t("no prediction"),
             trend=_trend(step_s),
-            help=t("Slowest rank, median of the last {n} steps.", n=RECENT),
+            help=t("Slowest rank, median of the last {n} steps.", n=RECENT_STEPS),
         ),
         parts.Metric(
             label=t("Tokens/s, all ranks"),
             value=format_large(now_speed),
             unit=_against(now_speed, predicted_speed),
-            note=t("predicted {n}", n=format_large(predicted_speed)) if predicted_speed else t("no prediction"),
+            note=_predicted(format_large(predicted_speed), look) if predicted_speed else t("no prediction"),
             trend=_trend(speed),
         ),
-        _loss_metric(loss),
+        _loss_metric(look.loss),
         _memory_metric(look),
         _progress_metric(look, step),
     ]
@@ -63,7 +68,7 @@ def metrics(look: Look) -> list[parts.Metric]:
 def _loss_metric(loss: np.ndarray) -> parts.Metric:
     known = loss[np.isfinite(loss)]
     value = f"{known[-1]:.3f}" if len(known) else t(UNKNOWN)
-    note = t("{loss} at the first kept step", loss=f"{known[0]:.3f}") if len(known) > 1 else ""
+    note = t("from {loss}", loss=f"{known[0]:.3f}") if len(known) > 1 else ""
     return parts.Metric(label=t("Loss"), value=value, note=note, trend=_trend(loss))
 
 
@@ -84,7 +89,7 @@ def _memory_metric(look: Look) -> parts.Metric:
 
 def _progress_metric(look: Look, step_s: float | None) -> parts.Metric:
     status = look.view.status
-    done, total = watch_words.last_step(look.telemetry), status.steps if status else None
+    done, total = watch_words.last_step(look.told), status.steps if status else None
     lasted = format_time(runs_view.duration_s(status))
     note = t("took {time}", time=lasted) if look.view.is_over else t("{time} so far", time=lasted)
     if total and done is not None and step_s and not look.view.is_over:

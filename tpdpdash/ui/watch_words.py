@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpdpdash.telemetry import analysis
+from tpdpdash.compare.verdict import RECENT_STEPS, Verdict
+from tpdpdash.compare.verdict_words import evidence, headline, next_step
+from tpdpdash.run.status import SchedulerJob
+from tpdpdash.telemetry.analysis import usual
 from tpdpdash.telemetry.reader import Telemetry
 from tpdpdash.text import t
 from tpdpdash.ui.live import Look
-from tpdpdash.ui.parts import Kind, literal
+from tpdpdash.ui.parts import Kind, literal, literal_text
 from tpdpdash.ui.runs_view import duration_s, failure_cause
-from tpdpdash.units import format_count, format_share, format_time
+from tpdpdash.units import format_count, format_time
 
 STALE_S = 15.0
 """A live run writes heartbeats every second; older than this, the page is not live."""
+MISSING_S = 30.0
+"""Ranks of one machine report within some seconds of each other."""
+NAMED_RANKS = 8
+"""Missing ranks that are named; of more their number is told."""
 SILENT_S = 20.0
 """A rank writes one a second as well; a busy machine may hold its thread back for some of them."""
-HUNG_FLOOR_S = 30.0
-"""Before this no pause is called one: checkpoints and first allocations take some seconds."""
-HUNG_STEPS = 10
-"""And it is longer than so many usual steps."""
-SLOW_WINDOW = 20
-"""Steps that are looked at: the present, not the whole run."""
-SLOW_MIN_STEPS = 6
-"""With fewer, one odd step would name a rank."""
-SLOW_FRAC = 0.10
-"""Own work above the median of the stage from which on a rank is called slow …"""
-SLOW_SHARE = 0.8
-"""… in so many of the steps: noise changes sides, a slow device does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +52,7 @@ def sentence(look: Look) -> Sentence:
         ended = sum(name == "finished" for name in look.telemetry.last_event.values())
         text = t("**Stopping:** {n} of {all} ranks have ended.", n=ended, all=look.telemetry.world_size)
         return Sentence(kind="warning", text=text)
-    for finding in (_stale, _waiting, _hung, _partial, _slow):
+    for finding in (_stale, _waiting, _hung, _partial, _trouble):
         found = finding(look)
         if found is not None:
             return found
@@ -65,7 +60,7 @@ def sentence(look: Look) -> Sentence:
 
 
 def _ended(look: Look) -> Sentence:
-    status, step = look.view.status, last_step(look.telemetry)
+    status, step = look.view.status, last_step(look.told)
     took = format_time(duration_s(status))
     at = t("at step {step}", step=format_count(step)) if step is not None else t("before the first step")
     if look.view.state == "finished":
@@ -81,7 +76,8 @@ def _ended(look: Look) -> Sentence:
         return Sentence(kind="warning", text=t("**Lost:** its supervisor is gone and left no end. {kept}", kept=kept))
     failure = status.first_failure if status else None
     cause = literal(failure_cause(failure)) if failure else t("the cause is not known")
-    others = t("The other ranks stopped because of it.") if failure and failure.rank is not None else ""
+    is_cause = failure is not None and failure.rank is not None and failure.code != "rank_lost_peers"
+    others = t("The other ranks stopped because of it.") if is_cause else ""
     return Sentence(kind="bad", text=t("**Failed {at}: {cause}.** {others}", at=at, cause=cause, others=others))
 
 
@@ -94,7 +90,7 @@ def _stale(look: Look) -> Sentence | None:
     last = look.telemetry.last_t
     if last is None or look.seen_t - last <= STALE_S:
         return None
-    age, step = format_time(look.seen_t - last), last_step(look.telemetry)
+    age, step = format_time(look.seen_t - last), last_step(look.told)
     shown = t("Showing step {step}; this is not live.", step=step) if step is not None else t("This is not live.")
     return Sentence(kind="warning", text=t("**Last record {age} ago.** {shown}", age=age, shown=shown))
 
@@ -103,6 +99,11 @@ def _waiting(look: Look) -> Sentence | None:
     if len(look.telemetry.steps):
         return None
     status = look.view.status
+    if status and status.scheduler and status.scheduler.state == "PENDING":
+        return _queued(look, status.scheduler)
+    missing = look.telemetry.missing_ranks
+    if look.telemetry.ranks and missing and (duration_s(status) or 0.0) > MISSING_S:
+        return _missing(look, missing)
     phase = status.phase if status else "starting"
     reached = len(look.telemetry.ranks)
     since = format_time(duration_s(status))
@@ -112,31 +113,63 @@ def _waiting(look: Look) -> Sentence | None:
     return Sentence(kind="info", text=text, detail=detail)
 
 
-def _hung(look: Look) -> Sentence | None:
-    telemetry = look.telemetry
-    ends = telemetry.t + telemetry.step_s
-    if not len(telemetry.steps) or np.isnan(ends).all():
-        return None
-    pause = look.seen_t - float(np.nanmax(ends))
-    usual = float(np.nanmedian(telemetry.step_s))
-    if pause < max(HUNG_FLOOR_S, HUNG_STEPS * usual):
-        return None
-    text = t(
-        "**No step for {pause}**; a step usually takes {usual}.", pause=format_time(pause), usual=format_time(usual)
+def _queued(look: Look, job: SchedulerJob) -> Sentence:
+    place = t("place {n} in {partition}", n=job.position, partition=literal(job.partition)) if job.position else ""
+    why = t("Slurm says: {reason}.", reason=literal(job.reason)) if job.reason else ""
+    since = format_time(look.seen_t - look.view.status.created) if look.view.status else ""
+    text = t("**Job {id} waits in Slurm's queue**, {since} so far", id=literal(job.id), since=since)
+    text += f": {place}." if place else "."
+    return Sentence(
+        kind="info", text=f"{text} {why}".rstrip(), detail=t("It starts by itself; nothing here needs to stay open.")
     )
-    return Sentence(kind="bad", text=f"{text} {_who_is_behind(telemetry)}".rstrip())
 
 
-def _who_is_behind(telemetry: Telemetry) -> str:
-    """Ranks that have entered fewer collectives than the others, and where they are."""
-    counts = {rank: beat.collectives for rank, beat in telemetry.heartbeats.items()}
-    most = max(counts.values(), default=0)
-    behind = [rank for rank, count in counts.items() if count < most]
-    if not behind or len(behind) > len(counts) // 2:
-        return ""
-    rank = min(behind, key=lambda r: counts[r])
-    where = literal(telemetry.heartbeats[rank].phase or t("no region"))
-    return t("**Rank {rank}** is in {where} and has entered fewer collectives than the others.", rank=rank, where=where)
+def _missing(look: Look, missing: Sequence[int]) -> Sentence:
+    """Some ranks have long reported and wait for others, which may never have been started."""
+    status, count = look.view.status, len(missing)
+    who = t("rank {rank}", rank=missing[0]) if count == 1 else t("ranks {ranks}", ranks=_listed(missing))
+    since = format_time(duration_s(status))
+    text = t("**Waiting for {who}**: {n} of {all} ranks report, {since} so far.", who=who,
+             n=look.telemetry.world_size - count, all=look.telemetry.world_size, since=since)  # fmt: skip
+    run, rank = look.view.run_id, missing[0]
+    if status is not None and status.engine == "hosts":
+        path = literal(str(look.view.folder.elsewhere))
+        detail = t("Were the ranks of the other machines started? The line for each stands in {path}.", path=path)
+    else:
+        detail = t("What it has written so far: `tpdpdash logs {run} --rank {rank}`.", run=run, rank=rank)
+    return Sentence(kind="warning", text=text, detail=detail)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
+    return t("{ranks} and {n} more", ranks=shown, n=len(ranks) - NAMED_RANKS) if len(ranks) > NAMED_RANKS else shown
+
+
+def _hung(look: Look) -> Sentence | None:
+    return _told(look.verdict, "bad") if look.verdict.hang is not None else None
+
+
+def _trouble(look: Look) -> Sentence | None:
+    """A slow rank, a slow link, memory that grows."""
+    verdict = look.verdict
+    if not (verdict.slow_ranks or verdict.slow_groups or verdict.growing):
+        return None
+    told = _told(verdict, "warning")
+    if not verdict.slow_ranks:
+        return told
+    slow = [each.rank for each in verdict.slow_ranks]
+    phases = look.phases(RECENT_STEPS)
+    waits = np.delete(phases.total_waiting_s, slow)
+    if not np.isfinite(waits).any():
+        return told
+    figures = {"wait": format_time(float(np.nanmedian(waits))), "step": format_time(float(np.nanmedian(phases.step_s)))}
+    return replace(told, text=f"{told.text} " + t("The others wait **{wait} of each {step} step**, in all.", **figures))
+
+
+def _told(verdict: Verdict, kind: Kind) -> Sentence:
+    """The verdict's own words; phases and collectives in them come from the run."""
+    text = f"**{literal_text(headline(verdict))}** {literal_text(evidence(verdict))}".rstrip()
+    return Sentence(kind=kind, text=text, detail=literal_text(next_step(verdict)))
 
 
 def _partial(look: Look) -> Sentence | None:
@@ -156,49 +189,14 @@ def _partial(look: Look) -> Sentence | None:
     return Sentence(kind="warning", text=text)
 
 
-def slow_ranks(telemetry: Telemetry) -> list[tuple[int, float]]:
-    """(rank, median share above its stage) of ranks that are slow in nearly every step of the last ones."""
-    ratio = analysis.own_work_ratio(telemetry)[:, -SLOW_WINDOW:]
-    if ratio.shape[1] < SLOW_MIN_STEPS:
-        return []
-    found = []
-    for rank, row in enumerate(ratio):
-        known = row[np.isfinite(row)]
-        if len(known) >= SLOW_MIN_STEPS and np.mean(known > 1 + SLOW_FRAC) >= SLOW_SHARE:
-            found.append((rank, float(np.median(known)) - 1))
-    return sorted(found, key=lambda pair: -pair[1])
-
-
-def _slow(look: Look) -> Sentence | None:
-    found = slow_ranks(look.telemetry)
-    if not found:
-        return None
-    rank, share = found[0]
-    phases = analysis.rank_phases(look.telemetry, SLOW_WINDOW)
-    waits = np.delete(phases.total_waiting_s, [r for r, _ in found])
-    waited = float(np.nanmedian(waits)) if np.isfinite(waits).any() else None
-    step_s = float(np.nanmedian(phases.step_s))
-    text = t("**Rank {rank} is slow.** In the last {n} steps its own work takes {share} longer than the median of its "
-             "stage.", rank=rank, n=phases.num_steps, share=format_share(share))  # fmt: skip
-    if waited is not None:
-        text += " " + t(
-            "The others wait **{wait} of each {step} step**, in all.",
-            wait=format_time(waited),
-            step=format_time(step_s),
-        )
-    others = [str(r) for r, _ in found[1:4]]
-    detail = t("Slow too: rank {ranks}.", ranks=", ".join(others)) if others else ""
-    return Sentence(kind="warning", text=text, detail=detail)
-
-
 def _steady(look: Look) -> Sentence:
-    band = analysis.step_band(look.telemetry)
-    recent = band.median_s[-SLOW_WINDOW:]
-    usual = format_time(float(np.nanmedian(recent))) if np.isfinite(recent).any() else t("unknown")
-    n = min(SLOW_WINDOW, len(look.telemetry.steps))
+    median = format_time(usual(look.band.median_s, RECENT_STEPS))
+    n = min(RECENT_STEPS, len(look.telemetry.steps))
     ranks = look.telemetry.world_size
-    text = t("**All {all} ranks keep pace.** Median step {usual} over the last {n} steps.", all=ranks, usual=usual, n=n)
-    return Sentence(kind="good", text=text)
+    text = t(
+        "**All {all} ranks keep pace.** Median step {usual} over the last {n} steps.", all=ranks, usual=median, n=n
+    )
+    return Sentence(kind="good", text=text, detail=literal_text(headline(look.verdict)))
 
 
 def shared_cores() -> str:
@@ -215,6 +213,9 @@ def notes(look: Look, cores_here: int | None) -> Sequence[str]:
         found.append(t("{n} ranks share {cores} cores: {note}.", **shared))
     if telemetry.dropped_steps:
         found.append(t("The last {n} steps are shown.", n=format_count(len(telemetry.steps))))
+    if profiled := sorted({note.step for note in telemetry.profiles}):
+        listed = ", ".join(map(str, profiled[-NAMED_RANKS:]))
+        found.append(t("Not in these figures: step {steps}, deep-profiled, and the step after.", steps=listed))
     if telemetry.bad_lines:
         counted = ", ".join(f"{count} × {literal(kind)}" for kind, count in telemetry.bad_lines.items())
         found.append(t("Lines that could not be used: {counted}.", counted=counted))

@@ -30,9 +30,19 @@ class Runner(Protocol):
 class Accumulation:
     """pp = 1."""
 
-    def __init__(self, stage: Stage, *, num_microbatches: int, loss_function: LossFunction, probe: Probe) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        num_microbatches: int,
+        loss_function: LossFunction,
+        before_microbatch: Callable[[bool], None],
+        probe: Probe,
+    ) -> None:
+        """`before_microbatch` is told whether the microbatch is the step's last."""
         self._stage, self._num_microbatches = stage, num_microbatches
         self._loss_function, self._probe = loss_function, probe
+        self._before_microbatch = before_microbatch
 
     def __call__(self, batch: Batch | None) -> list[torch.Tensor]:
         """The loss share of each microbatch."""
@@ -41,6 +51,7 @@ class Accumulation:
         probe, losses = self._probe, []
         inputs, targets = (part.chunk(self._num_microbatches) for part in batch)
         for microbatch, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
+            self._before_microbatch(microbatch == self._num_microbatches - 1)
             with probe.action("F", 0, microbatch):
                 with probe.phase("forward"):
                     logits = self._stage(tokens)

@@ -19,10 +19,11 @@ from tpdpdash.layout.rules import check_layout
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.telemetry.probe import Probe
 from tpdpdash.training import Training
+from tpdpdash.worker.build import SEED, Place
 from tpdpdash.worker.data import SyntheticTokens, TextTokens, Tokens
 from tpdpdash.worker.groups import make_groups
 from tpdpdash.worker.start_probe import EarlyTorchProbe
-from tpdpdash.worker.train import SEED, Place, Trainer
+from tpdpdash.worker.train import Trainer
 
 if TYPE_CHECKING:
     from tpdpdash.job import Job
@@ -43,8 +44,7 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     device = open_device(job.cluster.device.is_cpu)
     if isinstance(probe, EarlyTorchProbe):
         probe.device_ready()
-    if layout.pp > 1:
-        import_pipelining()
+    import_parallelism(layout)
     probe.event("connecting")
     connect(device, layout.world_size)
     probe.event("building")
@@ -52,26 +52,34 @@ def run_rank(job: Job, layout: Layout, text: Path | None, probe: Probe) -> None:
     trainer = Trainer(job.model, training, layout, Place(groups=groups, device=device, probe=probe), tokens)
     began = time.monotonic()
     for number in range(1, (training.steps or DEFAULT_STEPS) + 1):
-        with probe.step(number) as step:
-            loss = trainer.step(number)
-            step.tokens = trainer.tokens_per_step
-            if loss is not None:
-                with probe.phase("loss"):
-                    step.loss = loss.item()  # on a GPU the last stage waits here once a step, after all is queued
-            if device.type == "cuda":
-                step.memory_bytes = torch.cuda.memory_allocated(device)
-                step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
-                torch.cuda.reset_peak_memory_stats(device)
+        told_step(trainer, probe, number, device)
         if number == 1:
-            shorten_timeout([groups.tp, groups.pp, groups.dp], time.monotonic() - began)
+            shorten_timeout(groups.all(), time.monotonic() - began)
     dist.barrier()  # a rank that leaves early looks to its peers like one that died
     dist.destroy_process_group()
     probe.close()
 
 
-def import_pipelining() -> None:
-    """Import it while the event is "importing": it takes as long as torch itself, and only pipelines need it."""
-    importlib.import_module("tpdpdash.worker.pipeline")
+def told_step(trainer: Trainer, probe: Probe, number: int, device: torch.device) -> None:
+    """One step, and what the probe is told of it."""
+    with probe.step(number) as step:
+        loss = trainer.step(number)
+        step.tokens = trainer.tokens_per_step
+        if loss is not None:
+            with probe.phase("loss"):
+                step.loss = loss.item()  # on a GPU the last stage waits here once a step, after all is queued
+        if device.type == "cuda":
+            step.memory_bytes = torch.cuda.memory_allocated(device)
+            step.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def import_parallelism(layout: Layout) -> None:
+    """Import it while the event is "importing": it takes as long as torch itself, and only some layouts need it."""
+    if layout.pp > 1:
+        importlib.import_module("tpdpdash.worker.pipeline")
+    if layout.zero_stage >= 2 and layout.dp_shard_size > 1:
+        importlib.import_module("tpdpdash.worker.fully_sharded")
 
 
 def refuse(job: Job, layout: Layout) -> None:

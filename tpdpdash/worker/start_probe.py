@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ class EarlyTorchProbe(TorchProbe):
         self._region_cost_s = self._measure_region_cost_s()
         self.hello()
 
-    def _measure_region_cost_s(self, repeats: int = 20) -> Any:
-        return super()._measure_region_cost_s(repeats) if self._has_device else None
+    def _measure_region_cost_s(self, repeats: int = 20, call: Callable[[], object] | None = None) -> Any:
+        return super()._measure_region_cost_s(repeats, call) if self._has_device else None
 
 
 def start_probe(folder: Path, *, is_cpu: bool, local_rank: int, **who: Any) -> Probe:

@@ -81,20 +81,21 @@ class Layer(torch.nn.Module):
         super().__init__()
         self._width = (model.hidden_size,)
         self._head_dim = model.head_dim
-        self._weights = dict(parameters)
+        self._attributes = {name: name.replace(".", "_") for name in parameters}
         self._tp = tp
         self.core_attention = ATTENTIONS[attention]
         for name, parameter in parameters.items():
-            self.register_parameter(name.replace(".", "_"), parameter)
+            self.register_parameter(self._attributes[name], parameter)
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """(sequence, batch, hidden) → the same."""
-        w = self._weights
-        x = x + self._attention(F.rms_norm(x, self._width, w["input_layernorm.weight"], NORM_EPS), rope)
-        return x + self._mlp(F.rms_norm(x, self._width, w["post_attention_layernorm.weight"], NORM_EPS))
+        # Looked up each time: fully sharded, a layer has other parameters in forward than outside it.
+        w = {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
+        x = x + self._attention(F.rms_norm(x, self._width, w["input_layernorm.weight"], NORM_EPS), rope, w)
+        return x + self._mlp(F.rms_norm(x, self._width, w["post_attention_layernorm.weight"], NORM_EPS), w)
 
-    def _attention(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        w, d = self._weights, self._head_dim
+    def _attention(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], w: Parameters) -> torch.Tensor:
+        d = self._head_dim
         x = enter_parallel(x, self._tp)
         q, k, v = (
             F.linear(x, w[f"self_attn.{n}_proj.weight"], w.get(f"self_attn.{n}_proj.bias")).unflatten(-1, (-1, d))
@@ -108,8 +109,7 @@ class Layer(torch.nn.Module):
         mixed = mixed.permute(2, 0, 1, 3).flatten(2)
         return leave_parallel(F.linear(mixed, w["self_attn.o_proj.weight"]), self._tp)
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        w = self._weights
+    def _mlp(self, x: torch.Tensor, w: Parameters) -> torch.Tensor:
         x = enter_parallel(x, self._tp)
         inner = F.silu(F.linear(x, w["mlp.gate_proj.weight"])) * F.linear(x, w["mlp.up_proj.weight"])
         return leave_parallel(F.linear(inner, w["mlp.down_proj.weight"]), self._tp)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdpdash.layout.flat_buffers import aligned, buffer_length
 from tpdpdash.model.spec import ModelSpec
-from tpdpdash.units import ceil_div
 
-ALIGNMENT = 32
-"""Elements to which each weight starts in the flat buffer, so that vectorised kernels see aligned views."""
 INIT_STD = 0.02
 """Standard deviation of the start values (GPT-2, Llama); residual projections take 1 / √(2L) of it (GPT-2)."""
 
@@ -101,7 +99,7 @@ def start_value(weight: Weight, seed: int, tp: int, tp_rank: int, device: torch.
 class FlatWeights:
     """All weights of a rank in one buffer, and all gradients in another: DP sends each as one message."""
 
-    __slots__ = ("gradients", "num_partial", "parameters", "values")
+    __slots__ = ("_other_dtype", "gradients", "num_partial", "parameters", "values")
 
     def __init__(
         self,
@@ -115,8 +113,8 @@ class FlatWeights:
     ) -> None:
         """Zeroed buffers, padded so that they divide by dp; `initialise` fills them."""
         shapes = [weight.local_shape(tp) for weight in weights]
-        sizes = [ceil_div(torch.Size(shape).numel(), ALIGNMENT) * ALIGNMENT for shape in shapes]
-        length = ceil_div(sum(sizes), dp * ALIGNMENT) * dp * ALIGNMENT
+        sizes = [aligned(torch.Size(shape).numel()) for shape in shapes]
+        length = buffer_length(sum(sizes), dp)
         self.values = torch.zeros(length, dtype=dtype, device=device)
         """Weights in the precision of the GEMMs."""
         self.gradients = torch.zeros(length, dtype=gradient_dtype, device=device)
@@ -125,6 +123,7 @@ class FlatWeights:
         """Leading elements whose gradients are summed over the TP group."""
         self.parameters: dict[str, torch.nn.Parameter] = {}
         """Views of `values` by name; their gradients land in `gradients`."""
+        self._other_dtype: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         start = 0
         for weight, shape, size in zip(weights, shapes, sizes, strict=True):
             self.parameters[weight.name] = self._parameter(start, shape)
@@ -137,13 +136,18 @@ class FlatWeights:
         if gradient.dtype == parameter.dtype:
             parameter.grad = gradient  # autograd accumulates in place
         else:
-
-            def accumulate(p: torch.nn.Parameter) -> None:
-                gradient.add_(p.grad)
-                p.grad = None
-
-            parameter.register_post_accumulate_grad_hook(accumulate)
+            self._other_dtype.append((parameter, gradient))
+            parameter.register_post_accumulate_grad_hook(lambda p: _move(p, gradient))
         return parameter
+
+    def collect_gradients(self) -> None:
+        """Take in gradients that were computed without autograd's hooks: a pipeline's separate weight gradients."""
+        for parameter, gradient in self._other_dtype:
+            if parameter.grad is not None:
+                _move(parameter, gradient)
+
+    def before_microbatch(self, is_last: bool) -> None:
+        """Nothing to do: the weights are whole."""
 
     @torch.no_grad()
     def initialise(self, weights: Sequence[Weight], seed: int, tp: int, tp_rank: int) -> None:
@@ -151,6 +155,17 @@ class FlatWeights:
         for weight in weights:
             parameter = self.parameters[weight.name]
             parameter.copy_(start_value(weight, seed, tp, tp_rank, parameter.device))
+
+
+def _move(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Add the parameter's own gradient to one of another dtype."""
+    gradient.add_(parameter.grad)
+    parameter.grad = None
+
+
+def meta_parameters(weights: Sequence[Weight], tp: int) -> dict[str, torch.nn.Parameter]:
+    """fp32 parameters of one rank's shapes that hold nothing yet."""
+    return {w.name: torch.nn.Parameter(torch.empty(w.local_shape(tp), device="meta")) for w in weights}
 
 
 def subset(parameters: Mapping[str, torch.nn.Parameter], prefix: str) -> dict[str, torch.nn.Parameter]:

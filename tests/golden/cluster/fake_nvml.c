@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
-enum { MAX_GPUS = 64, MAX_LINKS = 64, MAX_SLICES = 8, TEXT = 96 };
+enum { MAX_GPUS = 64, MAX_LINKS = 64, MAX_SLICES = 8, MAX_PROCESSES = 16, TEXT = 96 };
 enum { REMOTE_GPU = 0, REMOTE_SWITCH = 2 };
 
 typedef unsigned long long u64;
@@ -21,6 +21,7 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsy
 typedef struct { u64 total, free, used; } memory_t;
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory_v2_t;
 typedef struct { unsigned gpu, memory; } utilization_t;
+typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } process_t;
 
 typedef struct {
   int is_slice;
@@ -32,7 +33,8 @@ typedef struct {
   unsigned util, power, limit, temp, pcie_gen, pcie_width;
   int links, link_end, link_end_error, link_error, link_version, remote_type, remote_type_error;
   char peer[MAX_LINKS][32];
-  int num_slices;
+  int num_slices, num_processes, process_error;
+  process_t processes[MAX_PROCESSES];
 } gpu_t;
 
 static gpu_t gpus[MAX_GPUS];
@@ -74,9 +76,15 @@ static void set_figure(gpu_t *g, int n, const char *key, const char *value) {
   NUMBER_KEY(temp_error) NUMBER_KEY(mig_mode) NUMBER_KEY(mig_mode_error) NUMBER_KEY(util) NUMBER_KEY(power)
   NUMBER_KEY(limit) NUMBER_KEY(temp) NUMBER_KEY(pcie_gen) NUMBER_KEY(pcie_width) NUMBER_KEY(links)
   NUMBER_KEY(link_end) NUMBER_KEY(link_end_error) NUMBER_KEY(link_error) NUMBER_KEY(link_version)
-  NUMBER_KEY(remote_type) NUMBER_KEY(remote_type_error)
+  NUMBER_KEY(remote_type) NUMBER_KEY(remote_type_error) NUMBER_KEY(process_error)
   if (!strcmp(key, "peer") && sscanf(value, "%d %31s", &link, uuid) == 2) {
     snprintf(g->peer[link], 32, "%.31s", uuid);
+    return;
+  }
+  if (!strcmp(key, "process") && g->num_processes < MAX_PROCESSES) {
+    process_t *process = &g->processes[g->num_processes++];
+    process->gpu_instance = process->compute_instance = -1;
+    sscanf(value, "%u %llu", &process->pid, &process->used);
     return;
   }
   if (!strcmp(key, "mig") && g->num_slices < MAX_SLICES) {
@@ -259,5 +267,15 @@ int nvmlDeviceGetMaxMigDeviceCount(gpu_t *g, unsigned *count) {
 int nvmlDeviceGetMigDeviceHandleByIndex(gpu_t *g, unsigned index, gpu_t **slice) {
   if (index >= (unsigned)g->num_slices) return NOT_FOUND;
   *slice = &slices[g - gpus][index];
+  return SUCCESS;
+}
+
+/* Asked twice: for the number, then with room for them. */
+int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *found) {
+  REFUSE(g, process_error);
+  unsigned room = found ? *count : 0;
+  *count = g->num_processes;
+  if (room < (unsigned)g->num_processes) return INSUFFICIENT_SIZE;
+  for (int n = 0; n < g->num_processes; n++) found[n] = g->processes[n];
   return SUCCESS;
 }

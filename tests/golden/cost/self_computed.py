@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from strategies import cluster_of, dense_model, moe_model  # noqa: E402
 
 from tpdpdash.cost.estimate import estimate_layout  # noqa: E402
-from tpdpdash.cost.result import MEMORY_PARTS, TIME_PARTS  # noqa: E402
+from tpdpdash.cost.figures import TIME_PARTS  # noqa: E402
+from tpdpdash.cost.result import MEMORY_PARTS  # noqa: E402
 from tpdpdash.layout.columns import LayoutColumns  # noqa: E402
 from tpdpdash.layout.layout import LayoutPins  # noqa: E402
 from tpdpdash.layout.resolve import draft_layout  # noqa: E402
@@ -33,6 +34,14 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "interleaved": (dense_model(), {"tp": 2, "pp": 4, "num_model_chunks": 2, "overlap_tp": True}, {}),
     "context": (dense_model(), {"cp": 4, "tp": 2}, {"seq_len": 8192}),
     "experts": (moe_model(shared_expert_ffn_hidden_size=512, **MLA), {"ep": 8, "tp": 2, "etp": 1}, {}),
+    "experts beside computation": (
+        moe_model(mlp_bias=True),
+        {"ep": 16, "recompute": "selective", "overlap_ep": True},
+        {"cuda_graphs": "modules", "expert_load_cv": 0.3, "precision": "bf16"},
+    ),
+    "experts in one graph": (moe_model(mlp_bias=True), {"ep": 4}, {"cuda_graphs": "step", "expert_load_cv": 0.0}),
+    "deterministic": (dense_model(), {"tp": 2, "pp": 2}, {"deterministic": True, "fused_accumulation": False}),
+    "waiting launches": (dense_model(vocab_size=50257), {"tp": 2, "pp": 2}, {"launch_blocking": True}),
     "zero 3": (dense_model(), {"zero_stage": 3, "dp_shard_size": 8}, {}),
     "old": (
         dense_model(gated_mlp=False, norm="layernorm"),
@@ -51,7 +60,7 @@ def figures(framework: str, name: str) -> dict[str, float]:
     found = estimate_layout(model, cluster, training, LayoutColumns.from_layouts([layout]))
     stages = {"first": found.stages[0], "last": found.stages[-1]}
     memory = {f"{where} {part}": getattr(stage, part) for where, stage in stages.items() for part in MEMORY_PARTS}
-    return {**{part: found.parts[part] for part in TIME_PARTS}, **memory, "hfu": found.throughput["hfu"]}
+    return {**{part: getattr(found.time, part) for part in TIME_PARTS}, **memory, "hfu": found.throughput.hfu}
 
 
 def all_figures() -> dict[str, dict[str, dict[str, float]]]:

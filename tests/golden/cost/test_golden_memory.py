@@ -115,6 +115,7 @@ def test_states_of_7_5b_on_64_devices_are_those_of_the_zero_paper(stage, expecte
         ("megatron-core", "fp32", "fp32", 4 + 4 + 8),
         ("fsdp2", "bf16", "fp32", 4 + 4 + 8),
         ("builtin", "fp32", "fp32", 4 + 4 + 8),
+        ("builtin", "bf16", "fp32", 2 + 4 + 12),
         ("megatron-deepspeed", "bf16", "fp32", 2 + 6 + 12),
         ("megatron-deepspeed", "bf16", "bf16", 2 + 2 + 12),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -62,6 +63,13 @@ def test_the_step_starts_at_zero_in_the_colours_of_its_phases() -> None:
     assert [s["fill"] for s in segments[:3]] == [phase_colors("dark")[p].fill for p in ("forward", "tp", "bubble")]
 
 
+def test_figures_in_bars_all_have_three_digits() -> None:
+    chart = step_bars(STEP.assign(value=[0.2, 0.55, 100.0, 6.42][: len(STEP)] + [1.0] * (len(STEP) - 4)), "light",
+                      names=["a", "b"], figures=["", ""])  # fmt: skip
+    written = {row["text"] for row in rows_of(chart) if "what" in row}
+    assert {"0.200", "0.550", "100", "6.42"} <= written
+
+
 def test_shares_of_a_step_end_at_one() -> None:
     chart = step_bars(STEP, "light", names=["a", "b"], figures=["", ""], as_share=True)
     segments = [row for row in rows_of(chart) if "what" in row]
@@ -83,3 +91,18 @@ def test_refusals_for_memory_are_red_and_others_grey() -> None:
     bars = {row["label"]: row["fill"] for row in rows if row.get("x2") is not None}
     assert bars == {"Out of memory": ui_colors("light")["bad"], "Heads": ui_colors("light")["axis"]}
     assert "4,210" in {row.get("text") for row in rows}
+
+
+def whiskers(chart):
+    rows = [row for table in chart.to_dict()["datasets"].values() for row in table]
+    return [row for row in rows if set(row) == {"x", "x2", "y", "color"}]
+
+
+def test_a_whisker_stands_under_each_bar_whose_error_is_known():
+    chart = step_bars(STEP, "light", names=["a", "b"], figures=["", ""], errors=[1.5, math.nan])
+    ends = whiskers(chart)
+    total = float(STEP[STEP["row"] == 0]["value"].sum())
+    assert {(row["x"], row["x2"]) for row in ends} >= {(total - 1.5, total + 1.5)}
+    assert {row["y"] for row in ends} == {ends[0]["y"]}, "the second has none"
+    shares = step_bars(STEP, "light", names=["a", "b"], figures=["", ""], errors=[1.5, 1.5], as_share=True)
+    assert not whiskers(shares)

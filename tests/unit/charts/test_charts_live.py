@@ -37,3 +37,18 @@ def test_light_and_dark_differ_in_colors_only() -> None:
 
     assert shape(live.step_time_spec("light")) == shape(live.step_time_spec("dark"))
     assert live.step_time_spec("light") != live.step_time_spec("dark")
+
+
+def test_a_layer_whose_rows_are_missing_is_left_out() -> None:
+    spec = live.step_time_spec("light")
+    assert len(live.for_kinds(spec, {"step", "predicted"})["layer"]) == len(spec["layer"]) == 5
+    assert len(live.for_kinds(spec, {"step"})["layer"]) == 3
+    memory = live.memory_spec("light", 2)
+    assert len(live.for_kinds(memory, {"bar", "predicted"})["layer"]) == len(memory["layer"]) - 2
+
+
+def test_the_numbers_of_microbatches_leave_the_bars_their_axis() -> None:
+    """An axis that one layer has switched off is drawn for none."""
+    bars, numbers = live.timeline_spec("light", 2, "s")["layer"]
+    assert numbers["encoding"]["x"] == bars["encoding"]["x"]
+    assert bars["encoding"]["x"]["axis"]["title"] == "s"

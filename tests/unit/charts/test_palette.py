@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tpdpdash.charts.palette import (
-    GROUP_KINDS,
     MEMORY_ORDER,
     PHASE_ORDER,
     Theme,
@@ -68,7 +67,7 @@ def test_memory_parts_borrow_the_colours_of_phases(theme: Theme) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_group_kinds_are_told_apart(theme: Theme) -> None:
-    fills = [phase_colors(theme)[kind].fill for kind in GROUP_KINDS]
+    fills = [phase_colors(theme)[kind].fill for kind in ("tp", "cp", "ep", "pp", "dp")]
     assert len(set(fills)) == len(fills)
 
 

@@ -23,7 +23,7 @@ def dots(count: int) -> pd.DataFrame:
             "name": [f"TP {i}" for i in index],
             "layout": [f"tp{i}" for i in index],
             "on_front": index % 100 == 0,
-            "is_best": index == count // 2,
+            "is_pick": index == count // 2,
         }
     )
 
@@ -33,19 +33,27 @@ def test_many_layouts_are_thinned_but_the_front_is_whole() -> None:
     shown = shown_dots(table, 80 * GIB)
     near = table[table["memory_bytes"] <= 80 * GIB * ROOM]
     assert shown["on_front"].sum() == near["on_front"].sum()
-    assert (~shown["on_front"] & ~shown["is_best"]).sum() <= MAX_DOTS
+    assert (~shown["on_front"] & ~shown["is_pick"]).sum() <= MAX_DOTS
     assert shown["memory_bytes"].max() <= 80 * GIB * ROOM
 
 
 def test_the_best_layout_is_named_and_the_limit_drawn() -> None:
-    spec = memory_speed(shown_dots(dots(500), 80 * GIB), "light", capacity_bytes=80 * GIB, best_label="best: TP 8")
+    spec = memory_speed(shown_dots(dots(500), 80 * GIB), "light", capacity_bytes=80 * GIB, pick_label="pick: TP 8")
     texts = {row.get("text") for rows in spec.to_dict()["datasets"].values() for row in rows}
-    assert {"best: TP 8", "does not fit"} <= texts
+    assert {"pick: TP 8", "does not fit"} <= texts
+
+
+def test_the_error_of_the_best_is_drawn_where_it_is_known() -> None:
+    shown = shown_dots(dots(500), 80 * GIB)
+    speed = float(shown[shown["is_pick"]]["speed"].iloc[0])
+    spec = memory_speed(shown, "light", capacity_bytes=80 * GIB, pick_label="", error_frac=0.1).to_dict()
+    ends = [row for rows in spec["datasets"].values() for row in rows if "top" in row and "name" in row]
+    assert [(row["speed"], row["top"]) for row in ends] == [(speed * 0.9, speed * 1.1)]
 
 
 def test_no_layout_at_all_still_gives_a_picture() -> None:
     empty = dots(10).iloc[:0]
-    assert memory_speed(empty, "dark", capacity_bytes=80 * GIB, best_label="").to_dict()["height"] > 0
+    assert memory_speed(empty, "dark", capacity_bytes=80 * GIB, pick_label="").to_dict()["height"] > 0
 
 
 def rows_of(chart: Any) -> list[dict[str, Any]]:

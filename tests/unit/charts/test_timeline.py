@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tpdpdash.charts.lanes import spread
-from tpdpdash.charts.timeline import MAX_LANES, MAX_MARKS, timeline, window_of
+from tpdpdash.charts.timeline import BAR, LOW_BAR, MAX_LANES, MAX_MARKS, timeline, window_of
 
 
 def bars(stages: int, microbatches: int) -> pd.DataFrame:
@@ -70,3 +70,16 @@ def test_lanes_carry_a_hollow_bubble_behind_the_bars_and_numbers_only_where_they
     assert all(row["fill"] != row["outline"] for row in first)
     filters = [t["filter"] for layer in spec["layer"] for t in layer.get("transform", ())]
     assert any("width" in str(text) for text in filters)
+
+
+def test_a_weight_gradient_is_a_low_bar_of_the_backwards_colour() -> None:
+    rows = [
+        (0, kind, "0", float(i), i + 1.0) for i, kind in enumerate(("backward", "input_gradient", "weight_gradient"))
+    ]
+    table = pd.DataFrame(rows, columns=["lane", "kind", "label", "start_s", "end_s"])
+    chart = timeline(window_of(table, 3.0), "light", pipeline_end_s=3.0).to_dict()
+    drawn = next(each for each in chart["datasets"].values() if "seconds" in each[0])
+    assert len({bar["fill"] for bar in drawn}) == 1
+    heights = [bar["y2"] - bar["y"] for bar in drawn]
+    assert heights == [BAR, BAR, LOW_BAR]
+    assert [bar["phase"] for bar in drawn] == ["backward", "input gradients", "weight gradients"]

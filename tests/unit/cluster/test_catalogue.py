@@ -8,8 +8,8 @@ from importlib.resources import files
 import pytest
 
 from tpdpdash.cluster.catalogue import (
+    CPU,
     catalogue_device,
-    cpu_device,
     default_cluster,
     device_names,
     devices_by_nvml_name,
@@ -18,6 +18,7 @@ from tpdpdash.cluster.catalogue import (
     matching_devices,
 )
 from tpdpdash.cluster.spec import DeviceSpec
+from tpdpdash.cost.frameworks import framework_habits
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.text import fault_text
 from tpdpdash.units import GIB
@@ -29,7 +30,8 @@ NAMED = (
     *("B300-SXM-288GB", "GB200-NVL72-186GB", "GB300-NVL72-288GB", "MI325X-256GB", "MI355X-288GB"),
 )
 
-FIGURE_FIELDS = [name for name in DeviceSpec.__dataclass_fields__ if name not in ("name", "is_cpu", "sources")]
+NO_FIGURES = ("name", "is_cpu", "architecture", "sources")
+FIGURE_FIELDS = [name for name in DeviceSpec.__dataclass_fields__ if name not in NO_FIGURES]
 
 
 def raw() -> dict[str, dict[str, dict[str, object]]]:
@@ -55,7 +57,8 @@ def test_figures_are_possible(name: str) -> None:
     peaks = device.peak_flops_per_s
     assert peaks.get("fp8", 2 * peaks.get("bf16", 0)) == pytest.approx(2 * peaks.get("bf16", 0), rel=0.02)
     assert 0 < device.gemm_efficiency <= 1
-    assert 0 < device.attention_efficiency <= device.gemm_efficiency
+    reached = device.attention_efficiency * framework_habits("megatron-core").attention_frac
+    assert 0 < reached <= device.gemm_efficiency  # Megatron's GEMMs define the other
     assert 0 < device.memory_efficiency <= 1
 
 
@@ -86,6 +89,10 @@ def test_the_default_cluster_of_a_device_has_links_with_sources(name: str) -> No
         ("H200-SXM-141GB", 989.4, 4800, 700, 450, 50),
         ("B200-SXM-180GB", 2250, 7672, 1000, 900, 50),
         ("GB200-NVL72-186GB", 2500, 8000, 1200, 900, 50),
+        ("GH200-96GB", 989.4, 4000, 1000, 450, 25),
+        ("GH200-144GB", 989.4, 4900, 1000, 450, 25),
+        ("H20-SXM-96GB", 148, 4000, 400, 450, 50),
+        ("A40-48GB", 149.7, 696, 300, 31.5, 3.125),
         ("MI300X-192GB", 1307.4, 5300, 750, 448, 50),
         ("RTX-4090-24GB", 165.2, 1008, 450, 31.5, 0.625),
     ],
@@ -112,7 +119,7 @@ def test_planned_memory_is_what_cuda_can_hand_out(name: str, usable_gib: float) 
 
 
 def test_volta_and_turing_have_no_bf16() -> None:
-    for name in ("V100-SXM2-16GB", "V100-SXM2-32GB", "TITAN-RTX-24GB"):
+    for name in ("V100-SXM2-16GB", "V100-SXM2-32GB", "TITAN-RTX-24GB", "T4-16GB"):
         assert set(catalogue_device(name).peak_flops_per_s) == {"fp32", "fp16"}
 
 
@@ -124,7 +131,17 @@ def test_an_nvl72_rack_is_one_domain_of_nodes_of_four() -> None:
 
 
 def test_constants_hold_every_figure_once_inheritance_is_followed() -> None:
-    keys = {"gemm_efficiency", "gemm_half_k", "attention_efficiency", "memory_efficiency", "launch_us", "overhead_gib"}
+    keys = {
+        "gemm_efficiency",
+        "gemm_half_k",
+        "gemm_half_area",
+        "attention_efficiency",
+        "portable_attention_efficiency",
+        "memory_efficiency",
+        "launch_us",
+        "overhead_gib",
+    }
+    keys |= {"communicator_gib", "host_gb_per_s", "cublas_workspace_mib", "te_workspace_mib"}
     for name, table in raw()["constants"].items():
         given = set(table) - {"like", "sources"}
         assert given <= keys | given
@@ -168,6 +185,11 @@ def test_every_document_and_link_is_used() -> None:
         ("A6000", "RTX-A6000-48GB"),
         ("l40s", "L40S-48GB"),
         ("L4", "L4-24GB"),
+        ("GH200 96GB", "GH200-96GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
+        ("h20", "H20-SXM-96GB"),
+        ("NVIDIA A40", "A40-48GB"),
+        ("Tesla T4", "T4-16GB"),
         ("AMD Instinct MI300X", "MI300X-192GB"),
         ("Titan RTX", "TITAN-RTX-24GB"),
         ("cpu", "CPU"),
@@ -235,11 +257,11 @@ def test_every_name_and_every_drivers_name_find_their_own_device(name: str) -> N
 
 def test_r100_a_96_gb_card_is_planned_with_at_most_95_gib() -> None:
     cards = [catalogue_device(name) for name in matching_devices("96GB card")]
-    assert len(cards) == 2
+    assert len(cards) == 4
     assert all(card.usable_bytes <= 95.0 * GIB and card.memory_bytes == 96 * GIB for card in cards)
 
 
 def test_a_cpu_rank_is_marked_as_assumed() -> None:
-    device = cpu_device()
+    device = catalogue_device(CPU)
     assert device.is_cpu
     assert {source.kind for source in device.sources.values()} == {"assumed"}

@@ -127,6 +127,8 @@ def test_r067_a_list_of_like_nodes_is_their_number() -> None:
         ({"device": "h200", "nodes": []}, "not_whole_number", "cluster.nodes"),
         ({"device": "h200", "devices_per_node": 10**9}, "out_of_range", "cluster.devices_per_node"),
         ({"device": "h200", "price_per_device_hour": -1.0}, "out_of_range", "cluster.price_per_device_hour"),
+        ({"device": "h200", "failures_per_device_day": -1.0}, "out_of_range", "cluster.failures_per_device_day"),
+        ({"device": "h200", "restart_s": -1.0}, "out_of_range", "cluster.restart_s"),
         ({"device": "h200", "price_per_device_hour": math.nan}, "not_number", "cluster.price_per_device_hour"),
         ({"device": 7, "nodes": 1}, "not_text", "cluster.device"),
         ({"device": "h200", "nodse": 1}, "unknown_key", "cluster.nodse"),
@@ -281,6 +283,7 @@ def test_overridden_links_change_only_what_is_given() -> None:
     [
         {"device": "A100-SXM4-80GB", "nodes": 3, "devices_per_node": 7},
         {"device": "v100-32gb", "nodes": 1, "price_per_device_hour": 0.5},
+        {"device": "v100-32gb", "nodes": 1, "failures_per_device_day": 0.001, "restart_s": 600.0},
         {"device": "GB200", "nodes": 18, "links": {"network_gb_per_s": 100.0, "scale_up_efficiency": 0.9}},
         {"device": {"like": "h200", "power_w": 650.0}, "nodes": 2},
         {"device": FIGURES, "nodes": 1, "devices_per_node": 8, "links": {"scale_up_gb_per_s": 300.0}},

@@ -181,6 +181,11 @@ def test_a_gpu_that_the_catalogue_does_not_know_asks_for_its_figures_with_what_w
     assert "peak_bf16_tflops" in fault_text(fault)
 
 
+def test_a_virtual_gpu_is_not_taken_for_the_whole_one() -> None:
+    fault = refused(detection(gpu(0, "GRID A100-20C", 20.0)))
+    assert (fault.code, fault.values["total_bytes"]) == ("detected_device_unknown", 20 * GIB)
+
+
 def test_a_name_that_fits_several_devices_lists_them() -> None:
     assert refused(detection(gpu(0, "NVIDIA H100", 79.6))).code == "ambiguous_device"
     cluster = local_cluster(detection(gpu(0, "NVIDIA H100", 95.6)))

@@ -13,6 +13,7 @@ import pytest
 from fake_nvml import GPU_REMOTE, FakeDriver, environment, scenario
 
 from tpdpdash.cluster.detection import DetectedDevice, HostMemory
+from tpdpdash.cluster.occupants import rank_devices
 from tpdpdash.text import fault_text
 from tpdpdash.units import GIB
 
@@ -77,6 +78,16 @@ def test_a_refused_figure_is_unknown_and_all_others_are_still_told(
     assert getattr(device, field) is None
     assert device.problem is None
     assert all(getattr(device, other) is not None for other in READINGS if other not in (field, "free_bytes"))
+
+
+def test_a_virtual_gpu_shows_its_own_memory_and_what_its_host_keeps_is_unknown(driver: FakeDriver) -> None:
+    refused = ("power", "limit", "temp", "link", "mig_mode", "remote_type")
+    gpu = {"name": "GRID A100-20C", "total": 20 * GIB, "used": GIB, "reserved": 0, "util": 40}
+    (device,) = driver.detect(scenario([{**gpu, **{f"{name}_error": "NOT_SUPPORTED" for name in refused}}])).devices
+    assert (device.total_bytes, device.free_bytes, device.utilisation_frac) == (20 * GIB, 19 * GIB, 0.4)
+    assert (device.power_w, device.power_limit_w, device.temperature_c) == (None, None, None)
+    assert (device.nvlink_links, device.mig_mode, device.problem) == (None, None, None)
+    assert device.visible
 
 
 def test_a_whole_program_finds_the_fake_driver_by_its_environment(driver: FakeDriver) -> None:
@@ -258,6 +269,14 @@ def indices(devices: tuple[DetectedDevice, ...]) -> list[int | None]:
 def test_cuda_counts_gpus_of_one_kind_by_pci_id(driver: FakeDriver) -> None:
     gpus = [{"pci": f"00000000:{bus}:00.0"} for bus in ("9B", "1B", "5B")]
     assert indices(driver.detect(scenario(gpus)).devices) == [2, 0, 1]
+
+
+def test_r108_a_run_takes_the_gpus_that_slurm_assigned_by_their_uuids(driver: FakeDriver) -> None:
+    """Another user's job has 0-3: nothing counts them as this run's first four."""
+    assigned = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "SLURM_JOB_GPUS": "4,5,6,7"}
+    found = driver.detect(scenario([{}] * 8), assigned)
+    assert rank_devices(found, 4) == tuple(device.uuid for device in found.devices[4:])
+    assert found.num_visible == 4
 
 
 def test_cuda_visible_devices_chooses_and_reorders(driver: FakeDriver) -> None:

@@ -35,3 +35,19 @@ def test_flags_and_options_of_a_command_line():
     assert notes.dense_layers_of(text) == (0, 1, 2, 3)
     assert notes.shard_group("Megatron-FSDP sharding group size 64, more") == 64
     assert notes.whole_option("recompute-num-layers=x", "recompute-num-layers") is None
+    assert notes.shard_group("FSDP group size 128, replicated over 4") == 128
+    assert notes.shard_group("LBS=4 GA=16; FSDP2 group 8") == 8
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("selective recompute modules=layernorm+moe_act. DDP", ("layernorm", "moe_act")),
+        ("mlp+core_attn: recompute_modules=mlp,core_attn; fp8", ("mlp", "core_attn")),
+        ("--moe-grouped-gemm; recompute-modules=[moe_act]; mtp-num-layers=1", ("moe_act",)),
+        ("recompute RMSNorm + MLA up-projections; DualPipe", ("layernorm", "mla_up_proj", "moe_act")),
+        ("baseline: core_attn recompute", ()),
+    ],
+)
+def test_modules_of_selective_recompute_are_read(note, expected):
+    assert notes.recompute_modules(note) == expected

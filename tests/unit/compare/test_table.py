@@ -46,8 +46,8 @@ def test_a_missing_file_and_a_folder_are_faults(tmp_path):
         assert [fault.code for fault in caught.value.faults] == [code]
 
 
-def test_byte_order_mark_blanks_crlf_and_empty_lines_are_forgiven():
-    table = parse_table(b"\xef\xbb\xbf num_layers , hidden,step_time_s\r\n\r\n 4 ,8, 1.5\r\n")
+def test_byte_order_mark_blanks_capitals_crlf_and_empty_lines_are_forgiven():
+    table = parse_table(b"\xef\xbb\xbf num_layers , Hidden,STEP_TIME_S\r\n\r\n 4 ,8, 1.5\r\n")
     assert table.rows == ({"num_layers": "4", "hidden": "8", "step_time_s": "1.5"},)
 
 

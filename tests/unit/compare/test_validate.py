@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tpdpdash.compare.accuracy import figures, page
 from tpdpdash.compare.table import parse_table
+from tpdpdash.compare.targets import figures
 from tpdpdash.compare.validate import validate, validate_table
 from tpdpdash.units import GIB
 
@@ -86,7 +86,7 @@ def test_memory_is_predicted_as_it_was_read():
     found = validate_table(parse_table("\n".join((header, *rows)).encode())).predictions
     model, allocated, reserved, device, first, middle, last = (p.peak_bytes for p in found)
     assert model < allocated < reserved < device
-    assert device - allocated < 2 * GIB
+    assert device - allocated == pytest.approx((1.0 + 4 * 0.4) * GIB)
     assert max(first, middle, last) == allocated
     assert len({first, middle, last}) == 3
 
@@ -104,7 +104,7 @@ def test_unknown_hardware_has_its_memory_predicted_and_no_time():
 def test_hostile_rows_are_skipped_and_the_others_predicted():
     found = table(
         "a,A100-SXM4-80GB,8,32,4096,32,2048,1,8,1,1.0",
-        "a,A100-SXM4-80GB,8,32,4096,32,2048,1,8,1,NaN",
+        "a,A100-SXM4-80GB,8,32,4096,32,2048,1,8,1,0.0",
         "a,A100-SXM4-80GB,8,32,4096,32,2048,-1,8,1,1.0",
         "a,A100-SXM4-80GB,8,32,4096,32,2048,1,8,1,1.0,surplus",
         "a,A100-SXM4-80GB,8,,,,2048,1,8,1,1.0",
@@ -133,11 +133,8 @@ def test_an_unstated_recompute_is_the_least_that_lets_the_run_fit():
     assert all("recompute" in p.case.inferred for p in found)
 
 
-def test_the_accuracy_page_holds_every_figure(runs, memory):
+def test_a_figure_is_met_when_it_reaches_what_was_asked(runs, memory):
     found = figures(runs, memory)
-    text = page(runs, memory, "abc1234", "2026-01-01")
-    assert all(figure.what.replace("|", "\\|") in text for figure in found)
-    assert "abc1234" in text
     korthikanti = next(figure for figure in found if "full recompute" in figure.what)
     assert korthikanti.n == 3
     assert korthikanti.is_met is (korthikanti.value <= 0.02)
@@ -164,3 +161,17 @@ def test_the_command_refuses_a_bad_file_with_a_line_a_fault(tmp_path):
     assert refused.returncode == 2
     assert refused.stdout == ""
     assert len(refused.stderr.splitlines()) == 4
+
+
+def test_a_row_that_contradicts_its_own_sharding_is_taken_as_sharded():
+    """70 billion parameters whole on one device of 80 GB never ran: the run sharded them."""
+    row = "1,Llama3-70B,H100-SXM5-80GB,8,64,80,8192,64,8,128,28672,1,128256,0,8192,1,1,64,1,1,full,1,64,bf16,10"
+    header = (
+        "source_id,model_name,hardware,gpus_per_node,num_gpus,num_layers,hidden,num_heads,num_kv_heads,head_dim,"
+        "ffn_hidden,gated_ffn,vocab,tied_embeddings,seq_len,tp,pp,dp,cp,zero_stage_or_fsdp,recompute,micro_batch,"
+        "global_batch,precision,step_time_s"
+    )
+    (found,) = validate_table(parse_table(f"{header}\n{row}".encode())).predictions
+    assert found.fits
+    assert found.case.layout.zero_stage == 3
+    assert "zero_stage_or_fsdp" in found.case.inferred

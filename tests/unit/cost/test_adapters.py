@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from strategies import cluster_of, dense_model, moe_model, training_of
 
-from tpdpdash.cost.adapters import adapted_matrices, adapter_parameters
+from tpdpdash.cost.activations import kept_bytes
+from tpdpdash.cost.adapters import adapted_matrices, adapter_parameters, gathered_inputs
 from tpdpdash.cost.estimate import estimate_job
 from tpdpdash.cost.frameworks import framework_habits
 from tpdpdash.cost.messages import collectives_of
+from tpdpdash.cost.parameters import vocab_rows
 from tpdpdash.cost.result import Estimate
 from tpdpdash.cost.states import state_bytes
 from tpdpdash.job import Job
@@ -71,8 +73,8 @@ def test_lora_takes_less_memory_time_and_traffic_than_full_training(framework, k
     whole, lora = (priced(2, framework=framework, trainable=t, **keys) for t in ("all", "lora"))
     assert lora.peak_bytes < whole.peak_bytes
     assert lora.step_s < whole.step_s
-    assert lora.parts["dp_s"] <= whole.parts["dp_s"]
-    assert lora.throughput["mfu"] <= 1
+    assert lora.time.dp_s <= whole.time.dp_s
+    assert lora.throughput.mfu <= 1
 
 
 def test_only_adapters_are_reduced_and_frozen_weights_are_gathered_under_zero_3():
@@ -119,8 +121,21 @@ def test_muon_keeps_adams_states_for_embedding_and_head():
     assert muon - lion == pytest.approx(4 * 2 * 32000 * 1024, rel=0.01)
 
 
+@pytest.mark.parametrize(("tp", "dp", "table"), [(4, 2, False), (1, 8, True)])
+def test_megatron_deals_out_whole_matrices_to_muons_ranks(tp, dp, table):
+    """The fullest rank has the embedding's master and Adam's two values, or, where that is more, an even share."""
+    degrees = {"tp": tp, "dp": dp}
+    share = priced(optimizer="muon", zero_stage=0, **degrees).stages[0].optimizer_bytes / dp
+    embedding = (4 + 4 + 4) * vocab_rows(dense_model(), float(tp), "megatron-core") * dense_model().hidden_size
+    assert (embedding > share) is table
+    found = priced(optimizer="muon", zero_stage=1, **degrees).stages[0].optimizer_bytes
+    assert found == pytest.approx(max(embedding, share), rel=1e-9)
+    nanotron = priced(optimizer="muon", zero_stage=1, framework="nanotron", **degrees).stages[0]
+    assert nanotron.optimizer_bytes == pytest.approx(share, rel=0.01)
+
+
 def test_muons_products_take_time():
-    muon, lion = (priced(optimizer=o).parts["optimizer_s"] for o in ("muon", "lion"))
+    muon, lion = (priced(optimizer=o).time.optimizer_s for o in ("muon", "lion"))
     assert muon > lion
 
 
@@ -145,7 +160,34 @@ def test_offloading_is_paid_for_in_time():
         priced(tp=1, zero_stage=1, **keys)
         for keys in ({}, {"offload_optimizer": True}, {"offload_activations": True, "pp": 4})
     )
-    assert states.parts["optimizer_s"] > kept.parts["optimizer_s"]
+    assert states.time.optimizer_s > kept.time.optimizer_s
     plain = priced(tp=1, zero_stage=1, pp=4)
     assert activations.step_s >= plain.step_s
     assert activations.stages[0].activations_bytes < plain.stages[0].activations_bytes / 2
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "tokens", "saved_gb"),
+    [("qwen3-8b", 2, 2 * 8192, 4.731), ("gpt-oss-120b", 2, 8192, 0.814)],
+)
+def test_adapters_keep_whole_inputs_under_sequence_parallelism(model, tp, tokens, saved_gb):
+    """Megatron-Bridge's memory-tuning notes: what input re-gather saves on H100 with LoRA on all linear layers; the
+    batches are not printed, and taken as the nearest power of two."""
+    spec = preset(model)
+    training = training_of(trainable="lora")
+    blocks = gathered_inputs(spec, training, spec.is_moe)
+    kept = blocks * spec.num_layers * 2 * spec.hidden_size * (1 - 1 / tp) * tokens
+    assert kept / 1e9 == pytest.approx(saved_gb, rel=0.05)
+
+
+def test_no_whole_input_is_kept_without_adapters_or_without_sequence_parallelism():
+    spec = preset("qwen3-8b")
+    habits = framework_habits("megatron-core")
+    for trainable, split, more in (("lora", True, True), ("lora", False, False), ("all", True, False)):
+        each = kept_bytes(
+            spec, training_of(trainable=trainable), habits, False, tp=2.0, etp=2.0, sequence_parallel=split
+        )
+        plain = kept_bytes(spec, training_of(), habits, False, tp=2.0, etp=2.0, sequence_parallel=split)
+        assert float(each.everything - plain.everything) == (2 * 2 * spec.hidden_size * 0.5 if more else 0.0)
+    assert gathered_inputs(spec, training_of(trainable="lora", lora_targets=("o_proj", "down_proj")), False) == 0
+    assert gathered_inputs(spec, training_of(trainable="lora", lora_targets=("q_proj",)), False) == 1

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from strategies import cluster_of, layout_of
+from strategies import cluster_of, dense_model, layout_of, training_of
 
+from tpdpdash.cost.case import case_of
 from tpdpdash.cost.collectives import (
+    RAMP_S,
     all_gather_s,
     all_reduce_s,
     group_link,
     link_of,
     point_to_point_s,
+    reduce_scatter_s,
     token_exchange_s,
+    transfer_s,
 )
+from tpdpdash.cost.frameworks import framework_habits
+from tpdpdash.cost.layer_messages import layer_tp_s, states_messages_s
 from tpdpdash.layout.columns import LayoutColumns
 
 CLUSTER = cluster_of(nodes=16)
@@ -46,6 +54,24 @@ def test_the_members_of_a_dp_group_follow_from_tp():
         columns = LayoutColumns.from_layouts([layout_of(tp=tp, dp=128 // tp)])
         found = group_link(CLUSTER, columns, "dp-cp", columns.dp)
         assert found.bytes_per_s[0] == pytest.approx(min(UP, rails * NET))
+
+
+@pytest.mark.parametrize(("ramps", "times"), [(1e-3, 2.0), (1.0, 1.5), (1e3, 1.001)])
+def test_small_messages_run_at_half_of_the_bandwidth_and_large_ones_lose_a_constant(ramps, times):
+    whole = ramps * RAMP_S
+    assert transfer_s(whole * 1e9, 1e9) == pytest.approx(times * whole, rel=1e-3)
+    assert transfer_s(5 * whole * 1e9, 1e9, 5.0) == pytest.approx(5 * transfer_s(whole * 1e9, 1e9))
+
+
+def test_the_ramp_of_a_message_is_60_microseconds():
+    assert RAMP_S == 60e-6
+
+
+def test_each_collective_takes_what_a_message_takes_besides_once():
+    slow = replace(CLUSTER, scale_up=replace(CLUSTER.scale_up, message_s=1e-3))
+    for price in (all_gather_s, all_reduce_s, reduce_scatter_s):
+        plain = price(1e6, link(8, 8), 5.0)[0]
+        assert price(1e6, link_of(slow, np.array([8.0]), np.array([8.0])), 5.0)[0] == pytest.approx(plain + 5e-3)
 
 
 def test_a_group_of_one_sends_nothing():
@@ -84,3 +110,18 @@ def test_a_token_crosses_to_each_domain_once_where_the_dispatcher_says_so():
         assert low < once / plain < high
     inside = [token_exchange_s(1e8, 8, CLUSTER, link(8, 8), once_per_domain=o)[0] for o in (False, True)]
     assert inside[0] == inside[1]
+
+
+@pytest.mark.parametrize(
+    ("framework", "recompute", "gathers"),
+    [("megatron-core", "none", 2), ("fsdp2", "none", 1), ("fsdp2", "full", 1), ("fsdp2", "selective", 2)],
+)
+def test_backward_gathers_inputs_again_unless_they_were_kept(framework, recompute, gathers):
+    """DTensor keeps gathered inputs; selective recompute of operators makes them anew; full recompute's forward pass,
+    priced apart, leaves them for backward."""
+    model, training = dense_model(), training_of(framework=framework)
+    columns = LayoutColumns.from_layouts([layout_of(tp=4, recompute=recompute)])
+    case = case_of(model, cluster_of(), training, framework_habits(framework), columns)
+    gather, scatter, _ = states_messages_s(case)
+    assert layer_tp_s(case, False, backward=True) == pytest.approx(2 * (gathers * gather + scatter))
+    assert layer_tp_s(case, False, backward=False) == pytest.approx(2 * (gather + scatter))

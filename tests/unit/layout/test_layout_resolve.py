@@ -196,7 +196,7 @@ def test_rules_about_the_device_are_asked_where_it_is_known() -> None:
 def test_the_builtin_worker_says_what_it_cannot_run() -> None:
     training = training_of(framework="builtin")
     with pytest.raises(InvalidInputError) as refused:
-        resolve_layout(LayoutPins(cp=2, zero_stage=3), dense_model(), training, 2)
+        resolve_layout(LayoutPins(cp=2, pp=2, zero_stage=3), dense_model(), training, 4)
     fields = {fault.field for fault in refused.value.faults}
     assert fields >= {"layout.cp", "layout.zero_stage"}
     assert resolve_layout(LayoutPins(tp=2, pp=2), dense_model(), training, 8).dp == 2

@@ -9,7 +9,7 @@ import pytest
 from strategies import cluster_of, layout_of
 
 from tpdpdash.layout.columns import LayoutColumns
-from tpdpdash.layout.placement import domain_block, group_size, members_per_block
+from tpdpdash.layout.placement import BLOCKS_AT_ONCE, domain_block, group_size, members_per_block
 
 
 def members(kind: str, block: int, **degrees: object) -> int:
@@ -45,6 +45,11 @@ def test_experts_sit_by_their_own_grid() -> None:
 def test_b57_groups_of_three_straddle_nodes_of_seven() -> None:
     assert members("tp", 7, tp=3, dp=7) == 1
     assert members("tp", 7, tp=7, dp=3) == 7
+
+
+def test_the_emptiest_block_counts_though_it_is_the_last_of_many() -> None:
+    assert BLOCKS_AT_ONCE < 2402 // 8
+    assert members("dp", 8, dp=2402) == 2
 
 
 def test_a_wide_domain_holds_groups_of_several_nodes() -> None:

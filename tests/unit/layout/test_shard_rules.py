@@ -15,6 +15,7 @@ from strategies import cluster_of, dense_model, device, layout_of, moe_model, tr
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.layout.groups import groups_of
 from tpdpdash.layout.rules import check_layout
+from tpdpdash.model.presets import preset
 
 QWEN2_7B = dense_model(num_layers=28, num_attention_heads=28, num_kv_heads=4, head_dim=128, ffn_hidden_size=18944)
 
@@ -184,9 +185,9 @@ def test_a_shard_size_divides_dp() -> None:
     assert fault.values["nearest"] == (2, 4)
 
 
-@pytest.mark.parametrize("framework", ["deepspeed", "megatron-deepspeed"])
+@pytest.mark.parametrize("framework", ["deepspeed", "megatron-deepspeed", "builtin"])
 @pytest.mark.parametrize("zero_stage", [2, 3])
-def test_deepspeed_runs_a_pipeline_with_zero_1_at_most(framework: str, zero_stage: int) -> None:
+def test_deepspeed_and_the_built_in_worker_run_a_pipeline_with_zero_1_at_most(framework: str, zero_stage: int) -> None:
     layout = layout_of(8, pp=2, dp=2, zero_stage=zero_stage)
     assert set(faults_of(layout, framework=framework)) == {"zero_with_pipeline"}
     assert faults_of(replace(layout, zero_stage=1), framework=framework) == {}
@@ -206,3 +207,23 @@ def test_a_precision_that_the_device_lacks_is_refused(peaks: tuple[str, ...], pr
     cluster = cluster_of(1, 8, device=device(peak_flops_per_s=MappingProxyType(dict.fromkeys(peaks, 1e14))))
     fault = faults_of(layout_of(8, dp=8), cluster=cluster, precision=precision)["precision_not_on_device"]
     assert fault.values["nearest"] == nearest
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4, 8, 16, 40])
+def test_r060_ulysses_divides_heads_of_which_keys_and_values_are_whole_or_copies(cp: int) -> None:
+    """ms-swift, Qwen2.5-14B with 40 heads and 8 for keys and values: 8 and 40 ranks are valid, 16 is not."""
+    layout, model = layout_of(48, cp=cp), preset("qwen2.5-14b")
+    asked = {"cp_comm_type": "a2a", "seq_len": 2 * 40 * 16 * 8}
+    fault = faults_of(layout, model, **asked).get("context_heads_not_divisible")
+    assert (fault is None) is (cp != 16)
+    if fault is not None:
+        assert fault.values["legal"] == (1, 2, 4, 8, 40)
+        assert fault.values["nearest"] == (8, 40)
+    assert "context_heads_not_divisible" not in faults_of(layout, model, seq_len=asked["seq_len"])
+
+
+def test_deepspeeds_context_parallelism_is_ulysses_and_shares_heads_with_tp() -> None:
+    layout = layout_of(8, tp=4, cp=8)
+    keys = {"framework": "deepspeed", "seq_len": 4096}
+    assert "context_heads_not_divisible" in faults_of(layout, **keys)
+    assert "context_heads_not_divisible" not in faults_of(replace(layout, cp=4), **keys)

@@ -12,6 +12,7 @@ import pytest
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.layout.stages import (
     chunk_layers,
+    cost_balanced_stage_layers,
     even_stage_layers,
     megatron_stage_layers,
     pinned_stage_layers,
@@ -142,3 +143,11 @@ def test_rows_of_different_pipelines_are_split_at_once() -> None:
     assert mask.sum(axis=1).tolist() == [1, 4, 7]
     for row, pp in enumerate((1, 4, 7)):
         assert tuple(layers[row][mask[row]]) == even_stage_layers(30, pp)
+
+
+def test_nanotron_splits_by_the_parameters_of_its_blocks():
+    """16 layers and a head of 4 layers' size on 2 stages: a stage takes blocks until it exceeds its half."""
+    assert cost_balanced_stage_layers(16, 2, 4.0) == (11, 5)
+    assert cost_balanced_stage_layers(28, 2, 3.56) == (16, 12)
+    assert cost_balanced_stage_layers(24, 8, 2.45) == (4, 3, 3, 4, 3, 3, 4, 0)
+    assert sum(cost_balanced_stage_layers(80, 32, 1.1)) == 80

@@ -43,6 +43,8 @@ PUBLISHED = {
     "deepseek-v3": 671_026_404_352,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "llama-4-scout": 107_769_861_120,
+    "llama-4-maverick": 400_711_848_960,
     # safetensors totals that the hub shows for these models
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
@@ -77,8 +79,16 @@ def test_every_preset_is_lower_case_has_a_source_and_carries_its_name(name: str)
     assert (spec.name, spec.source) == (name, f"preset:{name}")
 
 
+def test_kimi_k2_has_the_sizes_that_its_card_names() -> None:
+    counts = parameter_counts(preset("kimi-k2"))  # 1T parameters, 32B activated: huggingface.co/moonshotai/Kimi-K2-Base
+    experts = 60 * 384 * 3 * 7168 * 2048
+    assert experts < counts.total < 1.04e12
+    assert counts.active == pytest.approx(32e9, rel=0.04)
+
+
 def test_the_presets_that_the_design_names_are_there() -> None:
-    named = {"gpt2-xl", "gpt3-175b", "llama-3-8b", "llama-3.1-405b", "mixtral-8x7b", "deepseek-v3", "qwen3-235b-a22b"}
+    named = {"gpt2-xl", "gpt3-175b", "llama-3-8b", "llama-3.1-405b", "mixtral-8x7b", "deepseek-v3", "kimi-k2"}
+    named |= {"qwen3-235b-a22b"}
     assert named <= set(preset_names())
 
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from tpdpdash.run.failure import RankEnd, failure_fault, first_failure, reported_exits, signal_name, traceback_in
+from tpdpdash.run.failure import (
+    SILENT_S,
+    RankEnd,
+    failure_fault,
+    first_failure,
+    reported_exits,
+    signal_name,
+    told_error,
+    traceback_in,
+)
+from tpdpdash.run.ranks import tail_text
 from tpdpdash.text import fault_text
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35093"
@@ -57,6 +70,53 @@ def test_a_rank_that_the_agent_had_to_kill_is_not_the_cause() -> None:
     failure = first_failure(ends, agent_exit=1)
     assert failure is not None
     assert failure.rank == 1
+
+
+WRAPPED = (
+    "Traceback (most recent call last):\n  File 'collectives.py'\n    work.wait()\n"
+    "RuntimeError: [/__w/pytorch/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 60000ms for send\n\n"
+    "The above exception was the direct cause of the following exception:\n\n"
+    "Traceback (most recent call last):\n  File '_backward.py'\n    raise RuntimeError(exc_msg) from e\n"
+    "RuntimeError: \n        Failed to run stage backward:\n        Stage output: ('Tensor(torch.Size([64])',)\n"
+)
+"""What a pipeline of torch.distributed.pipelining leaves of a collective that timed out."""
+
+
+def test_the_cause_of_an_exception_that_was_raised_from_another_is_told_first_and_in_one_line() -> None:
+    wrapper = "RuntimeError: \n        Failed to run stage backward:\n        Stage output: ('Tensor"
+    assert told_error(wrapper, WRAPPED) == (
+        "RuntimeError: Timed out waiting 60000ms for send "
+        "(RuntimeError: Failed to run stage backward: Stage output: ('Tensor)"
+    )
+    chain = WRAPPED.replace("Traceback", f"{WRAPPED}\nTraceback", 1).replace("60000ms", "1ms", 1)
+    assert told_error("ValueError: x", chain).startswith("RuntimeError: Timed out waiting 60000ms")
+    handled = WRAPPED.replace("The above exception was the direct cause of the following", "During handling of")
+    assert told_error("ValueError: a\n  b", handled) == "ValueError: a b"
+
+
+def test_a_peer_whose_pipeline_wraps_a_lost_connection_is_not_the_cause() -> None:
+    ends = [
+        RankEnd(rank=0, exit_code=1, error=told_error("RuntimeError: Failed to run stage", WRAPPED), error_t=9.0),
+        RankEnd(rank=1, exit_code=1, error="ValueError: boom", error_t=10.0),
+    ]
+    failure = first_failure(ends, agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_raised", 1)
+
+
+def test_a_rank_that_fell_silent_is_the_cause_where_the_others_only_waited_in_vain() -> None:
+    waited = RankEnd(rank=0, exit_code=1, error="RuntimeError: Timed out waiting 60000ms", error_t=90.0, last_t=90.0)
+    held = RankEnd(rank=1, exit_code=-9, died_t=120.0, last_t=30.0, was_ended_by_agent=True)
+    failure = first_failure([waited, held], agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_silent", 1)
+    assert "rank 1 fell silent" in fault_text(failure_fault(failure))
+    spoke = replace(held, last_t=90.0 - SILENT_S)
+    raised = replace(waited, error="ValueError: boom")
+    for ends, code in (([waited, spoke], "rank_lost_peers"), ([raised, held], "rank_raised")):
+        failure = first_failure(ends, agent_exit=1)
+        assert failure is not None
+        assert (failure.code, failure.rank) == (code, 0)
 
 
 def test_a_rank_that_left_in_peace_too_early_is_named_and_not_the_peers_that_missed_it() -> None:
@@ -137,6 +197,7 @@ def test_what_the_agent_reported_is_explained(log: str, code: str, says: tuple[s
     assert failure.code == code
     sentence = fault_text(failure_fault(failure))
     assert [part for part in says if part not in sentence] == []
+    assert failure.rank == (None if code == "agent_failed" else 0)
 
 
 def test_the_agents_report_gives_every_ranks_exit_code_and_whom_the_agent_ended() -> None:
@@ -175,3 +236,23 @@ def test_the_last_traceback_of_a_log_is_found_with_its_last_line() -> None:
         "Traceback (most recent call last):\n  File 'b'\n    boom()\nValueError: boom",
     )
     assert traceback_in("nothing here") is None
+
+
+def test_where_the_agent_could_write_nothing_the_rank_that_ended_first_is_named() -> None:
+    ends = [RankEnd(rank=0, died_t=12.0), RankEnd(rank=1, died_t=11.0), RankEnd(rank=2)]
+    failure = first_failure(ends, agent_exit=1, agent_log="\n")
+    assert (failure.code, failure.rank) == ("rank_gone", 1)
+    assert "disk full" in fault_text(failure_fault(failure))
+    assert first_failure(ends, agent_exit=1, agent_log="OSError: no such interface").code == "agent_failed"
+
+
+def test_r125_a_line_that_torchrun_repeats_for_hours_is_bounded_in_memory_and_on_the_page(tmp_path: Path) -> None:
+    line = "[W] has failed to send a keep-alive heartbeat to the rendezvous due to an error of type X\n"
+    log = tmp_path / "agent.log"
+    log.write_text(line * 100_000)
+    tail = tail_text(log)
+    assert len(tail) <= 256 << 10
+    failure = first_failure([], agent_exit=1, agent_log=tail)
+    assert failure.code == "agent_failed"
+    assert failure.traceback is not None
+    assert len(failure.traceback.splitlines()) <= 40

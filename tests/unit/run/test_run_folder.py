@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,34 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_statuses import own_status, status_of
 
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.run import history, preflight, processes, request, stop
-from tpdpdash.run.folder import RunFolder, find_run, new_run_folder, read_json, run_ids, runs_root, write_json
+from tpdpdash.run.folder import (
+    RunFolder,
+    asked_to_stop_by,
+    find_run,
+    new_run_folder,
+    read_json,
+    run_ids,
+    runs_root,
+    write_json,
+)
 from tpdpdash.run.history import count_runs, list_runs, read_state
 from tpdpdash.run.processes import ProcessId, belongs_to_run, identify, processes_of_run
 from tpdpdash.run.request import RunRequest, start_request
 from tpdpdash.run.status import FirstFailure, RunStatus
 from tpdpdash.run.stop import stop_run
-from tpdpdash.telemetry.process import boot_id, start_time_s
-
-
-def status_of(pid: int, start_time: float, **changes: object) -> RunStatus:
-    fields = {
-        "state": "running",
-        "engine": "local",
-        "host": socket.gethostname(),
-        "boot_id": boot_id(),
-        "supervisor_pid": pid,
-        "supervisor_start_time": start_time,
-        "created": time.time(),
-        "heartbeat": time.time(),
-    }
-    return RunStatus(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def own_status(**changes: object) -> RunStatus:
-    return status_of(os.getpid(), start_time_s(os.getpid()) or 0.0, **changes)
+from tpdpdash.telemetry.process import start_time_s
 
 
 def run_with(root: Path, status: RunStatus | bytes | None) -> RunFolder:
@@ -113,6 +104,34 @@ def test_a_pid_that_another_program_has_by_now_is_not_shown_as_running_nor_signa
     result = stop_run(folder, by="test")
     assert (result.view.state, result.could_not_kill) == ("lost", ())
     assert stranger.poll() is None
+
+
+def test_a_status_that_names_a_stranger_to_the_clock_tick_is_not_believed_when_it_comes_to_signals(
+    runs_root: Path, stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made up, or come with somebody's archive."""
+    monkeypatch.setattr(stop, "STOP_LIMIT_S", 0.3)
+    started = start_time_s(stranger.pid)
+    assert started is not None
+    folder = run_with(runs_root, status_of(stranger.pid, started))
+    stop_run(folder, by="test")
+    assert stranger.poll() is None
+
+
+def test_a_pipe_where_a_file_should_be_keeps_nobody_waiting(runs_root: Path) -> None:
+    folder = run_with(runs_root, own_status())
+    for path in (folder.stop_request, folder.prediction, folder.elsewhere):
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    assert asked_to_stop_by(folder) == "unknown"
+    for read in (lambda: read_json(folder.prediction), folder.elsewhere_command):
+        with pytest.raises(OSError, match="not a plain file"):
+            read()
+    folder.status.unlink()
+    os.mkfifo(folder.status)
+    view = read_state(folder)
+    assert (view.state, "not a plain file" in view.damage) == ("damaged", True)
+    assert view.world_size == 1, "until a status says how many"
 
 
 def test_a_pid_that_never_was_is_lost(runs_root: Path) -> None:

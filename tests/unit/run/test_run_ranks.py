@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from tpdpdash.run.failure import first_failure
 from tpdpdash.run.folder import RunFolder, new_run_folder
 from tpdpdash.run.ranks import Ranks
 from tpdpdash.telemetry.process import start_time_s
@@ -23,7 +25,14 @@ def tell(folder: RunFolder, rank: int, *records: tuple[str, dict[str, object]]) 
 
 
 def hello(pid: int = 2**22 - 1, start_time: float = 1.0) -> tuple[str, dict[str, object]]:
-    who = {"pid": pid, "start_time": start_time, "host": "a", "world_size": 2, "local_rank": 0, "coords": {}}
+    who = {
+        "pid": pid,
+        "start_time": start_time,
+        "host": socket.gethostname(),
+        "world_size": 2,
+        "local_rank": 0,
+        "coords": {},
+    }
     return "hello", who
 
 
@@ -56,7 +65,26 @@ def test_a_hello_that_names_a_process_of_another_program_is_never_watched_or_sig
     tell(folder, 1, hello())
     ranks = Ranks(folder, 2)
     ranks.update()
-    assert (ranks.processes(), ranks.death_watches()) == ([], [])
+    assert ([rank.process for rank in ranks.by_rank.values()], ranks.death_watches()) == ([None, None], [])
+
+
+def test_a_process_of_another_machine_is_neither_watched_nor_called_dead(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    tell(folder, 0, ("hello", {**hello()[1], "host": "elsewhere"}), STEP)
+    ranks = Ranks(folder, 1)
+    ranks.update()
+    (end,) = ranks.ends()
+    assert (ranks.death_watches(), end.died_t, ranks.have_all_reported) == ([], None, True)
+
+
+def test_reports_of_several_machines_are_put_together_by_the_ranks_of_the_run(runs_root: Path) -> None:
+    """The short line numbers ranks within its machine: local rank 0 of the second machine is rank 2."""
+    folder = new_run_folder(runs_root, "x")
+    folder.agent_log.write_text("srun: error: n1: task 1: Exited with exit code 1\n")
+    (folder.logs / "agent-0.log").write_text("")
+    report = "  rank      : 2 (local_rank: 0)\n  exitcode  : -9 (pid: 102)\n"
+    (folder.logs / "agent-1.log").write_text(f"failed (exitcode: -9) local_rank: 0 (pid: 102)\n{report}")
+    assert [end.exit_code for end in Ranks(folder, 4, nodes=2).ends()] == [None, None, -9, None]
 
 
 def test_bad_lines_are_counted_and_the_rest_is_used(runs_root: Path) -> None:
@@ -83,7 +111,8 @@ def test_an_end_is_put_together_from_report_error_file_and_stderr(runs_root: Pat
     message = {"message": "KeyError: 1", "extraInfo": {"py_callstack": "the stack", "timestamp": "1796036661"}}
     (outputs / "1" / "error.json").write_text(json.dumps({"message": message}))
     (outputs / "2" / "stderr.log").write_text("Traceback (most recent call last):\n  File 'x'\nTypeError: printed\n")
-    (outputs / "3" / "stderr.log").write_text("Fatal Python error: Segmentation fault\n")
+    profiled = "USDT:2026-11-30 20:56:03 7:7 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+    (outputs / "3" / "stderr.log").write_text(f"{profiled}Fatal Python error: Segmentation fault\n")
     ranks = Ranks(folder, 4)
     ranks.update()
     told, recorded, printed, crashed = ranks.ends()
@@ -124,6 +153,34 @@ def test_a_death_is_noted_although_the_telemetry_was_deleted(runs_root: Path) ->
     assert set(ranks.unreadable) == {"telemetry", "rank-00000.jsonl"}
     assert ranks.death_watches() == []
     assert ranks.by_rank[0].died_t is not None
+
+
+def test_a_rank_that_left_in_peace_is_named_though_its_death_is_seen_with_that_of_the_rank_that_missed_it(
+    runs_root: Path,
+) -> None:
+    """A busy machine's supervisor looks seldom."""
+    folder = new_run_folder(runs_root, "x")
+    environment = {**os.environ, "TPDPDASH_RUN_ID": folder.run_id}
+    script = [sys.executable, "-c", "print(flush=True); input()"]
+    ranks, processes = Ranks(folder, 2), []
+    for rank in (0, 1):
+        process = subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        tell(folder, rank, hello(process.pid, start_time_s(process.pid) or 0.0))
+    ranks.update()
+    for process in processes:
+        process.communicate(b"\n")
+    ranks.update()
+    folder.agent_log.write_text("  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 100)\n")
+    outputs = folder.logs / "id_x" / "attempt_0" / "0"
+    outputs.mkdir(parents=True)
+    lost = "Traceback (most recent call last):\n  File 'x'\nRuntimeError: Connection closed by peer\n"
+    (outputs / "stderr.log").write_text(lost)
+    failure = first_failure(ranks.ends(), agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_left_early", 1)
 
 
 def test_one_file_that_cannot_be_read_hides_no_other(runs_root: Path) -> None:

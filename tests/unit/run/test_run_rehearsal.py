@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 
 from tpdpdash.cluster.detection import Detection, HostMemory
 from tpdpdash.cluster.local import read_local
-from tpdpdash.faults import InvalidInputError
+from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, parse_job, write_job
 from tpdpdash.layout.rules import check_layout
-from tpdpdash.run.change import REASONS
+from tpdpdash.run.change import Reason
 from tpdpdash.run.preflight import failed, preflight
 from tpdpdash.run.rehearsal import MAX_RANKS, Rehearsal, rehearse
 from tpdpdash.text import fault_lines
+from tpdpdash.training import Training
 from tpdpdash.units import GIB
 
 HOST = HostMemory(total_bytes=23 * GIB, available_bytes=20 * GIB, cores=2)
@@ -22,9 +24,17 @@ NO_GPU = Detection(devices=(), driver_version=None, problem=None, host=HOST)
 HERE = read_local(NO_GPU).cluster
 
 
-def job_of(preset: str, nodes: int = 1, seq_len: int = 1024, batch: int = 64, layout: str = "", more: str = "") -> Job:
+def job_of(
+    preset: str,
+    nodes: int = 1,
+    seq_len: int = 1024,
+    batch: int = 64,
+    layout: str = "",
+    more: str = "",
+    device: str = "H100-SXM5-80GB",
+) -> Job:
     text = (
-        f'[model]\npreset = "{preset}"\n[cluster]\ndevice = "H100-SXM5-80GB"\nnodes = {nodes}\n'
+        f'[model]\npreset = "{preset}"\n[cluster]\ndevice = "{device}"\nnodes = {nodes}\n'
         f"[training]\nseq_len = {seq_len}\nglobal_batch_size = {batch}\n{more}\n[layout]\n{layout}\n"
     )
     return parse_job(text, detect=lambda: NO_GPU)
@@ -77,18 +87,22 @@ SHAPES = [
     ("llama-3-8b", "tp = 2\nzero_stage = 3\nrecompute = 'full'"),
     ("llama-3-8b", "cp = 4\ntp = 2"),
     ("llama-3-8b", "tp = 2\nmicro_batch_size = 2\noffload_optimizer = true"),
+    ("llama-3-8b", "tp = 2\npp = 8\nschedule = 'dualpipe-v'"),
+    ("llama-3-8b", "tp = 2\npp = 4\nschedule = 'dualpipe'"),
+    ("gpt3-175b", "tp = 8\npp = 3\nschedule = 'zb-2p'"),
+    ("gpt3-175b", "tp = 8\npp = 16\nschedule = 'zb-v'"),
 ]
 
 
 @pytest.mark.parametrize(("preset", "layout"), SHAPES, ids=[f"{p}-{i}" for i, (p, _) in enumerate(SHAPES)])
 def test_every_rehearsal_is_small_legal_for_the_worker_and_lists_each_difference(preset: str, layout: str) -> None:
-    job = job_of(preset, nodes=16, batch=512, layout=layout)
+    job = job_of(preset, nodes=12 if "pp = 3" in layout else 16, batch=512, layout=layout)
     rehearsal = rehearse(job, HERE)
     run = rehearsal.job
     assert check_layout(run.model, run.training, run.cluster, run.layout()) == []
     assert run.model.vocab_size <= 1024
     assert run.training.seq_len <= 128
-    assert run.model.num_layers <= 2 * run.layout().pp
+    assert run.model.num_layers <= max(2, run.layout().num_model_chunks) * run.layout().pp
     assert run.model.hidden_size <= 512
     asked_count = job.layout().num_microbatches(512)
     assert run.layout().num_microbatches(run.training.global_batch_size) == min(16, asked_count)
@@ -97,11 +111,11 @@ def test_every_rehearsal_is_small_legal_for_the_worker_and_lists_each_difference
         for field in fields(before):
             pair = getattr(before, field.name), getattr(after, field.name)
             assert pair[0] == pair[1] or field.name == "source" or told[f"{table}.{field.name}"] == pair
-    for degree in ("tp", "pp", "dp", "cp", "ep", "zero_stage", "schedule", "layers_per_stage"):
+    for degree in ("tp", "pp", "dp", "cp", "ep", "zero_stage", "schedule", "num_model_chunks", "layers_per_stage"):
         pair = getattr(job.layout(), degree), getattr(run.layout(), degree)
         assert told.get(f"layout.{degree}", pair) == pair
         assert (f"layout.{degree}" in told) == (pair[0] != pair[1])
-    assert {change.reason for change in rehearsal.changes} <= set(REASONS)
+    assert {change.reason for change in rehearsal.changes} <= set(get_args(Reason))
 
 
 @pytest.mark.parametrize(("preset", "layout"), SHAPES[:6])
@@ -122,6 +136,37 @@ def test_with_fewer_microbatches_than_stages_the_schedule_becomes_gpipe() -> Non
     rehearsal = rehearse(job_of("llama-3-8b", batch=4, layout="tp = 1\npp = 4\ndp = 2"), HERE)
     assert rehearsal.job.layout().schedule == "gpipe"
     assert changed(rehearsal)["layout.schedule"] == ("1f1b", "gpipe")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp = 2\npp = 2\nnum_model_chunks = 2",
+        "pp = 4\nnum_model_chunks = 4\nmicro_batch_size = 2",
+        "pp = 4\nschedule = 'zb-1p'",
+        "tp = 2\npp = 4\nschedule = 'zb-v'",
+        "tp = 2\npp = 2\nschedule = 'dualpipe-v'",
+        "tp = 2\nzero_stage = 2",
+        "tp = 2\nzero_stage = 3\ndp_shard_size = 2",
+    ],
+)
+def test_chunks_and_sharding_are_rehearsed_as_asked(layout: str) -> None:
+    told = changed(rehearse(job_of("llama-3-8b", batch=128, layout=layout), HERE))
+    kept = ("schedule", "num_model_chunks", "zero_stage", "dp_shard_size", "micro_batch_size", "tp", "pp", "dp")
+    assert [name for name in kept if f"layout.{name}" in told] == []
+
+
+@pytest.mark.parametrize(("asked", "rehearsed"), [("zb-2p", "zb-1p"), ("dualpipe", "dualpipe-v")])
+def test_a_schedule_that_torch_has_not_becomes_the_nearest_that_it_has(asked: str, rehearsed: str) -> None:
+    told = changed(rehearse(job_of("llama-3-8b", batch=128, layout=f"pp = 4\nschedule = '{asked}'"), HERE))
+    assert told["layout.schedule"] == (asked, rehearsed)
+
+
+def test_a_schedule_in_rounds_keeps_whole_rounds() -> None:
+    """Of 18 microbatches on 3 stages, which are six rounds, 16 would be kept: they do not divide into five."""
+    job = job_of("gpt3-175b", batch=72, layout="tp = 2\npp = 3\nnum_model_chunks = 2", nodes=3)
+    layout = rehearse(job, HERE).job
+    assert layout.layout().num_microbatches(layout.training.global_batch_size) == 15
 
 
 def test_more_tp_ranks_than_kv_heads_get_a_head_each_since_the_worker_does_not_replicate() -> None:
@@ -161,10 +206,10 @@ def test_preflight_of_the_job_itself_says_what_the_worker_cannot_run_and_that_it
 
 
 def test_preflight_of_an_illegal_layout_gives_its_faults() -> None:
-    """r068: 8 devices do not divide into TP groups of 3; the fault names the nearest sizes."""
+    """8 devices do not divide into TP groups of 3 (r068); a fault names what would."""
     checks = preflight(job_of("llama-3-8b", layout="tp = 3"), host=HOST)
     assert (checks[0].code, checks[0].level) == ("layout", "failed")
-    assert checks[0].faults
+    assert any("8" in line and "nearest" in line for line in fault_lines(checks[0].faults))
 
 
 def test_preflight_compares_the_predicted_memory_of_all_ranks_with_what_is_free() -> None:
@@ -184,3 +229,45 @@ def test_preflight_asks_for_the_gpus_that_the_job_names_and_for_their_memory() -
     here = {check.code: check.level for check in preflight(job, host=HOST, here=job.cluster, prediction=too_large)}
     assert (here["devices"], here["fits"]) == ("ok", "failed")
     assert "devices" not in {check.code for check in preflight(rehearse(job, HERE).job, host=HOST)}
+
+
+def test_preflight_refuses_gpus_that_others_use_unless_they_are_to_be_shared() -> None:
+    job = job_of("llama-3-8b", layout="tp = 8")
+    taken = Fault(code="devices_held_by_run", field="devices", value="GPU 0", values={"run": "20261130-000000-a-abcd"})
+
+    def level(**options: object) -> str:
+        return {check.code: check.level for check in preflight(job, host=HOST, **options)}["in_use"]  # type: ignore[arg-type]
+
+    assert level() == "ok"
+    assert level(in_use=(taken,)) == "failed"
+    assert taken in failed(preflight(job, host=HOST, in_use=(taken,)))
+    assert level(in_use=(taken,), share_devices=True) == "warning"
+    assert taken not in failed(preflight(job, host=HOST, in_use=(taken,), share_devices=True))
+    assert "in_use" not in {check.code for check in preflight(rehearse(job, HERE).job, host=HOST, in_use=(taken,))}
+
+
+def test_what_only_gpus_and_other_frameworks_have_is_left_out_and_said() -> None:
+    more = 'cuda_graphs = "step"\ndeterministic = true\nfp8_activation_inputs = true\nlaunch_blocking = true'
+    rehearsal = rehearse(job_of("deepseek-v3", layout="ep = 8", more=more), HERE)
+    found = changed(rehearsal)
+    assert found["training.mtp_num_layers"] == (None, 0)
+    assert found["training.cuda_graphs"] == ("step", "none")
+    flags = ("deterministic", "fp8_activation_inputs", "launch_blocking")
+    assert {found[f"training.{flag}"] for flag in flags} == {(True, False)}
+    assert list(failed(preflight(rehearsal.job, host=HOST))) == []
+
+
+def every_choice() -> list[str]:
+    """Each value of each key of [training] that is a choice or a flag."""
+    lines = []
+    for name, hint in get_type_hints(Training).items():
+        said = [choice for kind in (hint, *get_args(hint)) for choice in get_args(kind) if isinstance(choice, str)]
+        lines += [f'{name} = "{choice}"' for choice in dict.fromkeys(said)]
+        lines += [f"{name} = {flag}" for flag in ("true", "false") if bool in (hint, *get_args(hint))]
+    return lines
+
+
+@pytest.mark.parametrize("line", every_choice())
+def test_no_choice_of_training_is_refused_in_a_rehearsal(line: str) -> None:
+    job = job_of("llama-3-8b", layout="tp = 2", more=line, device="B200-SXM-180GB")
+    assert list(failed(preflight(rehearse(job, HERE).job, host=HOST))) == []

@@ -7,7 +7,8 @@ import pytest
 from pipelines import closed
 
 from tpdpdash.layout.layout import SCHEDULES
-from tpdpdash.schedule.actions import Action, schedule_actions
+from tpdpdash.schedule.action import Action
+from tpdpdash.schedule.actions import schedule_actions
 from tpdpdash.schedule.closed_form import microbatches_in_flight, pipeline_seconds
 from tpdpdash.schedule.timeline import BACKWARD, FORWARD, Timeline, simulate
 
@@ -81,12 +82,15 @@ def test_an_empty_schedule_takes_no_time() -> None:
 
 
 def test_zero_bubble_schedules_hold_what_their_papers_say() -> None:
-    """arXiv:2401.10241 table 1: ZB-H1 as 1F1B, ZB-H2 2p − 1 on the first stage; ZB-V p on every stage."""
+    """arXiv:2401.10241 table 1: ZB-H1 as 1F1B's first stage, ZB-H2 2p − 1; arXiv:2405.15362: ZB-V p; DeepSeek-V3 table
+    2: DualPipe p + 1 stages' worth of activations, two stages a rank."""
     held = {
         name: [float(microbatches_in_flight(SCHEDULES.index(name), 8, 64, v, s)) for s in (0, 3, 7)]
-        for name, v in (("1f1b", 1), ("zb-1p", 1), ("zb-2p", 1), ("zb-v", 2), ("dualpipe-v", 2))
+        for name, v in (("1f1b", 1), ("zb-1p", 1), ("zb-2p", 1), ("zb-v", 2), ("dualpipe-v", 2), ("dualpipe", 1))
     }
-    assert held["zb-1p"] == held["1f1b"] == [8, 5, 1]
-    assert held["zb-2p"] == [15, 9, 1]
-    assert held["zb-v"] == held["dualpipe-v"] == [8, 8, 8]
+    assert held["1f1b"] == [8, 5, 1]
+    assert held["zb-1p"] == held["zb-v"] == [8, 8, 8]
+    assert held["zb-2p"] == [15, 15, 15]
+    assert held["dualpipe-v"] == [8.5, 8.5, 8.5]
+    assert held["dualpipe"] == [4.5, 4.5, 4.5]
     assert microbatches_in_flight(SCHEDULES.index("zb-2p"), 8, 4, 1, 0) == 4

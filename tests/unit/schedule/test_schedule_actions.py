@@ -12,7 +12,8 @@ from strategies import dense_model, layout_of, training_of
 
 from tpdpdash.layout.layout import SCHEDULES
 from tpdpdash.layout.rules import check_layout
-from tpdpdash.schedule.actions import Action, schedule_actions, schedule_table
+from tpdpdash.schedule.action import Action
+from tpdpdash.schedule.actions import schedule_actions, schedule_table
 from tpdpdash.schedule.closed_form import microbatches_in_flight, warmup_forwards
 from tpdpdash.schedule.timeline import simulate
 
@@ -104,7 +105,10 @@ def test_gpipe_runs_all_forwards_first() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "pp", "chunks"),
-    [("zb-1p", 4, 1), ("dualpipe-v", 4, 2), ("interleaved", 1, 2), ("1f1b", 2, 2), ("1f1b", 0, 1)],
+    [
+        *(("zb-1p", 4, 2), ("zb-v", 4, 1), ("dualpipe-v", 5, 2), ("dualpipe", 3, 1), ("dualpipe", 6, 1)),
+        *(("interleaved", 1, 2), ("1f1b", 2, 2), ("1f1b", 0, 1)),
+    ],
 )
 def test_what_has_no_action_list_is_refused_by_name(schedule: str, pp: int, chunks: int) -> None:
     with pytest.raises(ValueError, match=f"schedule='{schedule}' has no action lists for pp={pp}"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rank_records import records
 
 from tpdpdash.telemetry import probe as probe_module
 from tpdpdash.telemetry.probe import Probe
@@ -33,11 +34,6 @@ class HandClock:
 @pytest.fixture(autouse=True)
 def _keep_excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-def records(run: Path, kind: str, rank: int = 0) -> list[dict[str, object]]:
-    lines = rank_file(run, rank).read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def test_time_in_a_nested_region_is_not_counted_in_the_outer_one(tmp_path: Path) -> None:
@@ -232,3 +228,45 @@ def test_the_cost_of_a_region_is_known_from_the_telemetry_alone(tmp_path: Path) 
     probe = Probe(tmp_path, rank=0, world_size=1)
     probe.close()
     assert 0 < records(tmp_path, "hello")[0]["region_cost_s"] < 1e-3
+
+
+def test_time_between_regions_counts_as_what_the_script_says_it_is(tmp_path: Path) -> None:
+    clock = HandClock()
+    probe = Probe(tmp_path, rank=0, world_size=1, clock=clock)
+    with probe.step(1):
+        with probe.phase("forward"):
+            probe.between("data")  # inside a region it says nothing
+            clock.pass_s(1)
+        probe.between("loss")
+        clock.pass_s(2)
+        with probe.phase("tp", "all_reduce"):
+            clock.pass_s(4)
+        clock.pass_s(8)
+        probe.between(None)
+        clock.pass_s(16)
+    probe.close()
+    (record,) = records(tmp_path, "step")
+    assert (record["phase_s"], record["step_s"]) == ({"forward": 1.0, "loss": 10.0, "tp": 4.0}, 31.0)
+
+
+def test_a_probe_that_nobody_asked_for_gives_way_to_the_scripts_own(tmp_path: Path) -> None:
+    unasked = Probe(tmp_path, rank=0, world_size=1)
+    unasked.is_unasked = True
+    own = Probe(tmp_path, rank=0, world_size=1)
+    for number, probe in enumerate((unasked, own), start=1):
+        with probe.step(number):
+            pass
+    own.close()
+    assert [record["step"] for record in records(tmp_path, "step")] == [2]
+    assert [record["name"] for record in records(tmp_path, "event")].count("finished") == 1
+
+
+def test_a_region_costs_what_the_call_that_enters_it_costs(tmp_path: Path) -> None:
+    probe = Probe(tmp_path, rank=0, world_size=1)
+    calls = []
+    probe.price(lambda: (calls.append(1), time.sleep(1e-4)))
+    probe.hello()
+    probe.close()
+    plain, priced = records(tmp_path, "hello")
+    assert len(calls) >= 100
+    assert priced["region_cost_s"] > 1e-4 > plain["region_cost_s"]

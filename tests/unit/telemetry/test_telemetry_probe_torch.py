@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from rank_records import hear, records
 
 from tpdpdash.telemetry.probe_torch import MAX_PENDING_STEPS, TorchProbe
-from tpdpdash.telemetry.record import rank_file
+from tpdpdash.telemetry.profile_file import kept_profiles, read_profile
+from tpdpdash.telemetry.profile_request import request_file
+from tpdpdash.telemetry.record import MAX_ACTIONS
 
 
 class Stream:
@@ -54,11 +57,6 @@ def _keep_excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
-def steps(run: Path, kind: str = "step") -> list[dict[str, object]]:
-    records = map(json.loads, rank_file(run, 0).read_text().splitlines())
-    return [record for record in records if record["kind"] == kind]
-
-
 def train(probe: TorchProbe, stream: Stream, number: int) -> None:
     with probe.step(number) as step:
         stream.work(0.5)
@@ -74,15 +72,26 @@ def test_times_are_the_streams_exclusive_and_appear_one_step_later(tmp_path: Pat
     stream = Stream()
     probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=stream.make_event)
     train(probe, stream, 1)
-    assert steps(tmp_path) == []
+    assert records(tmp_path, "step") == []
     train(probe, stream, 2)
-    (first,) = steps(tmp_path)
+    (first,) = records(tmp_path, "step")
     assert first["phase_s"] == {"forward": 5.0, "tp": 2.0}
     assert (first["step"], first["step_s"], first["tokens"], first["memory_bytes"]) == (1, 7.5, 1, None)
     assert stream.synchronized == 0
     probe.close()
-    assert [record["step"] for record in steps(tmp_path)] == [1, 2]
-    assert steps(tmp_path, "timeline")[0]["actions"] == [["F", 0, 1, 0.5, 7.0]]
+    assert [record["step"] for record in records(tmp_path, "step")] == [1, 2]
+    assert records(tmp_path, "timeline")[0]["actions"] == [["F", 0, 1, 0.5, 7.0]]
+
+
+def test_a_timeline_never_becomes_longer_than_a_reader_accepts(tmp_path: Path) -> None:
+    probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=Stream().make_event)
+    with probe.step(2):
+        for microbatch in range(MAX_ACTIONS + 5):
+            with probe.action("F", 10_000, microbatch):
+                pass
+    probe.close()
+    assert len(records(tmp_path, "timeline")[0]["actions"]) == MAX_ACTIONS
+    assert probe.lost_records == 0
 
 
 def test_events_are_used_again(tmp_path: Path) -> None:
@@ -97,7 +106,7 @@ def test_events_are_used_again(tmp_path: Path) -> None:
         train(probe, stream, number)
     probe.close()
     assert stream.num_events == made
-    assert len(steps(tmp_path)) == 57
+    assert len(records(tmp_path, "step")) == 57
 
 
 def test_a_stream_that_lags_behind_is_not_waited_for_and_its_backlog_is_bounded(tmp_path: Path) -> None:
@@ -106,11 +115,11 @@ def test_a_stream_that_lags_behind_is_not_waited_for_and_its_backlog_is_bounded(
     probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=stream.make_event)
     for number in range(1, MAX_PENDING_STEPS + 3):
         train(probe, stream, number)
-    assert [(record["step"], record["phase_s"]) for record in steps(tmp_path)] == [(1, {}), (2, {})]
+    assert [(record["step"], record["phase_s"]) for record in records(tmp_path, "step")] == [(1, {}), (2, {})]
     assert stream.synchronized == 0
     stream.reached_ms = float("inf")
     train(probe, stream, 100)
-    assert steps(tmp_path)[2]["phase_s"] == {"forward": 5.0, "tp": 2.0}
+    assert records(tmp_path, "step")[2]["phase_s"] == {"forward": 5.0, "tp": 2.0}
     probe.close()
 
 
@@ -121,5 +130,52 @@ def test_a_step_that_raised_leaves_nothing_behind(tmp_path: Path) -> None:
         raise ValueError
     train(probe, stream, 2)
     probe.close()
-    assert [record["step"] for record in steps(tmp_path)] == [2]
-    assert steps(tmp_path)[0]["step_s"] == 7.5
+    assert [record["step"] for record in records(tmp_path, "step")] == [2]
+    assert records(tmp_path, "step")[0]["step_s"] == 7.5
+
+
+def test_a_loss_is_asked_for_when_its_record_is_written(tmp_path: Path) -> None:
+    stream, asked = Stream(), []
+    probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=stream.make_event)
+    for number in (1, 2):
+        with probe.step(number) as step:
+            step.read_loss = lambda number=number: asked.append(number) or number / 2
+    assert asked == [1]
+    probe.close()
+    assert [step["loss"] for step in records(tmp_path, "step")] == [0.5, 1.0]
+
+
+def test_what_lies_between_regions_is_timed_on_the_stream_too(tmp_path: Path) -> None:
+    stream = Stream()
+    probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=stream.make_event)
+    with probe.step(1):
+        with probe.phase("forward"):
+            stream.work(1)
+        probe.between("loss")
+        stream.work(2)
+        with probe.phase("backward"):
+            stream.work(4)
+        probe.between(None)
+        stream.work(8)
+    probe.close()
+    (record,) = records(tmp_path, "step")
+    assert record["phase_s"] == {"forward": 1.0, "loss": 2.0, "backward": 4.0}
+    assert record["step_s"] == 15.0
+
+
+def test_a_deep_profile_notes_the_phases_in_which_the_script_issues_its_work(tmp_path: Path) -> None:
+    request_file(tmp_path).parent.mkdir()
+    request_file(tmp_path).write_text('{"v": 1, "ranks": [0], "step": 2, "by": "test", "t": 1.0}')
+    stream = Stream()
+    probe = TorchProbe(tmp_path, rank=0, world_size=1, device="cuda:0", make_event=stream.make_event)
+    hear(probe)
+    for number in (1, 2, 3):
+        train(probe, stream, number)
+    probe.close()
+    assert not torch.autograd._profiler_enabled()
+    (kept,) = kept_profiles(tmp_path)
+    spans = [event for event in read_profile(kept.path).events if event.category == "phase"]
+    assert [span.name for span in spans] == ["unattributed", "forward", "tp", "forward", "unattributed"]
+    assert kept.step == 2
+    second = records(tmp_path, "step")[1]
+    assert second["phase_s"] == {"forward": 5.0, "tp": 2.0}, "the step's own record is as ever"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tpdpdash.telemetry import reader as reader_module
+from tpdpdash.telemetry import rows as rows_module
 from tpdpdash.telemetry import tail as tail_module
 from tpdpdash.telemetry.reader import RunReader
 from tpdpdash.telemetry.record import PHASES, rank_file
@@ -116,6 +118,22 @@ def test_timings_that_cannot_be_are_not_averaged(tmp_path: Path, step_s: object,
     assert seen.steps.tolist() == [1]
 
 
+def test_a_file_that_is_cut_while_it_is_read_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path, step(0, 1))
+    monkeypatch.setattr(tail_module.os, "pread", lambda *_: b"")
+    reader = RunReader(tmp_path, 4)
+    assert not reader.refresh()
+    monkeypatch.undo()
+    assert reader.refresh()
+    assert reader.snapshot().steps.tolist() == [1]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    append(tmp_path, step(0, 1))
+    os.mkfifo(rank_file(tmp_path, 1))
+    assert read(tmp_path).steps.tolist() == [1]
+
+
 def test_a_phase_that_is_not_finite_spoils_its_line(tmp_path: Path) -> None:
     append(tmp_path, step(phase_s={"forward": float("nan")}))
     assert dict(read(tmp_path).bad_lines) == {"not_finite": 1}
@@ -211,7 +229,7 @@ def test_a_rotated_file_is_read_from_its_start_and_other_ranks_are_kept(tmp_path
 
 
 def test_a_long_run_keeps_its_last_steps_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "MAX_STEPS", 16)
+    monkeypatch.setattr(rows_module, "MAX_STEPS", 16)
     append(tmp_path, b"".join(step(0, number) for number in range(50)))
     seen = read(tmp_path)
     assert seen.steps.tolist() == list(range(34, 50))
@@ -257,7 +275,7 @@ def test_a_job_that_begins_anew_shows_its_first_steps_although_the_former_one_wa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """b78 with several ranks: a step of the former run must not keep the column of a new one."""
-    monkeypatch.setattr(reader_module, "MAX_STEPS", 16)
+    monkeypatch.setattr(rows_module, "MAX_STEPS", 16)
     for rank in range(2):
         append(tmp_path, hello(rank) + b"".join(step(rank, number, 99.0) for number in range(50)), rank=rank)
     reader = RunReader(tmp_path, 2)
@@ -296,3 +314,13 @@ def test_a_name_that_no_screen_could_show_is_not_kept(tmp_path: Path, name: str)
     record = {"host": hello(**long_name), "name": line("event", **long_name), "phase": line("heartbeat", **long_name)}
     append(tmp_path, record[name])
     assert dict(read(tmp_path).bad_lines) == {"impossible_value": 1}
+
+
+def test_the_last_steps_are_a_window_of_the_same_telemetry(tmp_path: Path) -> None:
+    append(tmp_path, hello(0) + b"".join(step(0, number, float(number)) for number in range(1, 6)))
+    seen = read(tmp_path)
+    last = seen.last(2)
+    assert (last.steps.tolist(), last.step_s[0].tolist(), last.phase_s.shape[:2]) == ([4, 5], [4.0, 5.0], (4, 2))
+    assert last.dropped_steps == 3
+    assert seen.last(None) is seen
+    assert seen.last(9) is seen

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from tpdpdash.compare.prediction import Prediction
+from tpdpdash.compare.run_plan import RunPlan
 from tpdpdash.cost.estimate import estimate_job
 from tpdpdash.cost.timeline import step_timeline
 from tpdpdash.job import Job, parse_job
 from tpdpdash.ui import predicted_step
-from tpdpdash.ui.live import Prediction
 
 COLUMNS = ["kind", "row", "x", "x2", "fill", "outline", "label", "shown"]
 
@@ -34,7 +35,9 @@ def measured(until_s: float) -> pd.DataFrame:
 def test_the_predicted_lanes_stand_above_and_end_where_the_prediction_ends(job: Job) -> None:
     estimate = estimate_job(job)
     prediction = Prediction(step_s=estimate.step_s)
-    table, said = predicted_step.above(measured(1.2 * estimate.step_s), (job, estimate), prediction, "light")
+    table, said = predicted_step.above(
+        measured(1.2 * estimate.step_s), RunPlan(job=job, estimate=estimate), prediction, "light"
+    )
     assert table["row"].unique().tolist() == ["predicted, stage 0", "predicted, stage 1", "rank 0"]
     predicted = table[table["row"].str.startswith("predicted") & (table["kind"] == "bar")]
     assert predicted["x2"].max() == pytest.approx(step_timeline(job, estimate).total_s)
@@ -45,14 +48,15 @@ def test_the_predicted_lanes_stand_above_and_end_where_the_prediction_ends(job: 
 
 def test_a_prediction_that_cannot_be_drawn_is_told_in_words(job: Job) -> None:
     estimate = estimate_job(job)
+    own = RunPlan(job=job, estimate=estimate)
     told, lanes = Prediction(step_s=estimate.step_s), measured(1.2 * estimate.step_s)
     far = measured(10 * estimate.step_s)
     elsewhere = replace(told, step_s=1.5 * estimate.step_s)
     cases = [
         (lanes, None, told, "no prediction"),
-        (lanes, (job, estimate), Prediction(), "no prediction"),
-        (far, (job, estimate), told, "off this axis"),
-        (lanes, (job, estimate), elsewhere, "another machine"),
+        (lanes, own, Prediction(), "no prediction"),
+        (far, own, told, "off this axis"),
+        (lanes, own, elsewhere, "another machine"),
     ]
     for table, run, prediction, word in cases:
         drawn, said = predicted_step.above(table, run, prediction, "light")

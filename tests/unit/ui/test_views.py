@@ -47,6 +47,22 @@ def test_all_stages_together_hold_every_layer_once() -> None:
     assert sorted(layer for first, last in spans for layer in range(first, last + 1)) == list(range(32))
 
 
+def test_a_v_turns_on_the_last_rank_and_ends_on_the_first() -> None:
+    layout = Layout(pp=2, num_model_chunks=2, layers_per_stage=(3, 4), schedule="zb-v")
+    assert rank_view.held_layers(layout, 0) == [(0, 1), (6, 6)]
+    assert rank_view.held_layers(layout, 1) == [(2, 3), (4, 5)]
+
+
+def test_a_rank_of_dualpipe_holds_a_stage_of_each_copy() -> None:
+    layout = Layout(pp=4, layers_per_stage=(1, 2, 2, 3), schedule="dualpipe")
+    assert [rank_view.held_layers(layout, stage) for stage in range(2)] == [[(0, 0), (5, 7)], [(1, 2), (3, 4)]]
+    assert rank_view.held_layers(layout, 3) == rank_view.held_layers(layout, 0)
+    asked = job('pp = 4\nschedule = "dualpipe"')
+    for rank, ends in ((0, True), (4, False), (12, True)):
+        told = dict(rank_view.holdings(asked.layout(), asked.model, asked.training, rank, 1.0, 2.0))["Layers"]
+        assert told.endswith("embedding, head and loss") == ends
+
+
 def test_ranks_that_share_a_kv_head_name_the_same_one() -> None:
     asked = job("tp = 16", nodes=2)
     layout = asked.layout()
@@ -117,6 +133,26 @@ def test_microbatches_in_flight_rise_to_the_depth_of_the_pipeline_and_end_at_non
     assert flight["count"].iloc[-1] == 0
 
 
+def test_weight_gradients_of_a_split_backward_are_bars_of_their_own() -> None:
+    asked = job('tp = 2\npp = 4\nschedule = "zb-1p"')
+    estimate = estimate_job(asked)
+    drawn = timeline_view.draw(asked, estimate)
+    counts = drawn.bars["kind"].value_counts()
+    assert counts["forward"] == counts["input_gradient"] == counts["weight_gradient"] == 4 * estimate.num_microbatches
+    assert "backward" in drawn.phases
+    assert drawn.in_flight["count"].max() == 4
+    assert drawn.in_flight["count"].iloc[-1] == 0
+    assert "weight gradients" in timeline_view.caption(estimate)
+
+
+@pytest.mark.parametrize(("schedule", "most"), [("zb-2p", 7), ("zb-v", 4), ("dualpipe-v", 4.5), ("dualpipe", 2.5)])
+def test_the_drawn_flight_has_the_height_that_memory_is_counted_with(schedule: str, most: float) -> None:
+    asked = job(f'tp = 2\npp = 4\nschedule = "{schedule}"')
+    drawn = timeline_view.draw(asked, estimate_job(asked))
+    assert drawn.in_flight["count"].max() == most
+    assert drawn.in_flight_note.startswith(f"{most:.3g} in flight")
+
+
 def test_a_step_of_very_many_microbatches_is_drawn_with_fewer_and_says_so() -> None:
     asked = job("tp = 8\npp = 2", batch=65536)
     estimate = estimate_job(asked)
@@ -138,7 +174,7 @@ def test_memory_of_many_stages_keeps_the_fullest_one() -> None:
 
 def test_the_drawn_parts_of_a_step_add_up_to_it() -> None:
     estimate = estimate_job(job("tp = 2\npp = 4"))
-    assert estimate_view.step_table([estimate.parts])["value"].sum() == pytest.approx(estimate.step_s)
+    assert estimate_view.step_table([estimate.time])["value"].sum() == pytest.approx(estimate.step_s)
 
 
 # --------------------------------------------------------------------------------------- refusals

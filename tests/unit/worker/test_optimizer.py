@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tpdpdash.layout.groups import coordinates
+from tpdpdash.layout.layout import Layout
 from tpdpdash.telemetry.probe import Probe
 from tpdpdash.training import Optimizer
 from tpdpdash.worker.collectives import TensorGroup
-from tpdpdash.worker.optimizer import (
+from tpdpdash.worker.groups import Groups
+from tpdpdash.worker.optimizer import ShardedOptimizer
+from tpdpdash.worker.update import (
     BETA_1,
     BETA_2,
     EPSILON,
@@ -16,7 +20,6 @@ from tpdpdash.worker.optimizer import (
     GROWTH_INTERVAL,
     LEARNING_RATE,
     WEIGHT_DECAY,
-    ShardedOptimizer,
 )
 from tpdpdash.worker.weights import FlatWeights, Weight
 
@@ -29,8 +32,9 @@ def optimizer_of(kind: Optimizer, dtype: torch.dtype) -> tuple[ShardedOptimizer,
     flat.initialise(WEIGHTS, 7, 1, 0)
     probe = Probe(None, rank=0, world_size=1)
     tp = TensorGroup(group=None, rank=0, size=1, sequence_parallel=False, probe=probe)
+    groups = Groups(coordinates=coordinates(Layout(), 0), tp=None, pp=None, dp=None)
     optimizer = ShardedOptimizer(
-        flat, kind=kind, state_dtype=torch.float32, zero_stage=1, dp_group=None, dp=1, dp_rank=0, tp=tp, probe=probe
+        flat, kind=kind, state_dtype=torch.float32, zero_stage=1, groups=groups, tp=tp, probe=probe
     )
     return optimizer, flat
 
@@ -71,7 +75,7 @@ def test_fp16_skips_a_step_that_overflowed_and_halves_the_loss_scale() -> None:
     before = flat.values.clone()
     flat.gradients.fill_(float("inf"))
     optimizer.step()
-    assert optimizer.loss_scale == FIRST_LOSS_SCALE / 2
+    assert optimizer.loss_scale.value == FIRST_LOSS_SCALE / 2
     assert torch.equal(flat.values, before)
     flat.gradients.fill_(1.0)
     optimizer.step()
@@ -82,4 +86,4 @@ def test_fp16_doubles_the_loss_scale_after_enough_good_steps() -> None:
     optimizer, _ = optimizer_of("sgd", torch.float16)
     for _ in range(GROWTH_INTERVAL):
         optimizer.step()
-    assert optimizer.loss_scale == 2 * FIRST_LOSS_SCALE
+    assert optimizer.loss_scale.value == 2 * FIRST_LOSS_SCALE

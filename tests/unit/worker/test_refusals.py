@@ -42,6 +42,13 @@ def layout_of(**pins: Any) -> Layout:
         {},
         {"schedule": "gpipe"},
         {"zero_stage": 0},
+        {"schedule": "interleaved", "num_model_chunks": 2},
+        {"schedule": "zb-1p"},
+        {"schedule": "zb-v", "num_model_chunks": 2},
+        {"schedule": "dualpipe-v", "num_model_chunks": 2},
+        {"dp_shard_size": 1},
+        {"pp": 1, "schedule": "none", "layers_per_stage": (4,), "zero_stage": 2},
+        {"pp": 1, "schedule": "none", "layers_per_stage": (4,), "zero_stage": 3},
         {"sequence_parallel": False},
         {"layers_per_stage": (1, 3)},
         {"recompute": "full"},
@@ -58,11 +65,25 @@ def test_what_the_worker_runs_is_not_refused(pins: dict[str, Any]) -> None:
 UNRUNNABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("builtin_no_context_parallel", "layout.cp", {"cp": 2}, {}, {}),
     ("builtin_no_expert_parallel", "layout.ep", {"ep": 2}, {}, {}),
-    ("builtin_no_zero", "layout.zero_stage", {"zero_stage": 2}, {}, {}),
-    ("builtin_no_interleaving", "layout.schedule", {"schedule": "interleaved", "num_model_chunks": 2}, {}, {}),
+    ("zero_with_pipeline", "layout.zero_stage", {"zero_stage": 2}, {}, {}),
+    ("schedule_not_in_framework", "layout.schedule", {"schedule": "zb-2p"}, {}, {}),
+    ("rounds_not_even", "layout.schedule", {"schedule": "zb-1p"}, {}, {"global_batch_size": 10}),
+    (
+        "builtin_uneven_rounds",
+        "training.global_batch_size",
+        {"schedule": "interleaved", "num_model_chunks": 2},
+        {},
+        {"global_batch_size": 10},
+    ),
+    (
+        "builtin_group_size",
+        "layout.microbatch_group_size_per_vp_stage",
+        {"schedule": "interleaved", "num_model_chunks": 2, "microbatch_group_size_per_vp_stage": 4},
+        {},
+        {},
+    ),
     ("builtin_no_offload", "layout.offload_optimizer", {"offload_optimizer": True}, {}, {}),
     ("builtin_no_offload", "layout.offload_activations", {"offload_activations": True}, {}, {}),
-    ("builtin_no_partial_shards", "layout.dp_shard_size", {"dp_shard_size": 1}, {}, {}),
     ("fewer_microbatches_than_stages", "layout.pp", {"micro_batch_size": 8}, {}, {}),
     ("builtin_no_experts", "model.num_experts", {}, {"num_experts": 8, "moe_ffn_hidden_size": 64}, {}),
     ("builtin_no_mla", "model.kv_lora_rank", {}, {"kv_lora_rank": 16}, {}),
@@ -84,7 +105,15 @@ UNRUNNABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ("builtin_precision", "training.precision", {}, {}, {"precision": "fp8"}),
     ("builtin_optimizer", "training.optimizer", {}, {}, {"optimizer": "muon"}),
     ("builtin_only_full_training", "training.trainable", {}, {}, {"trainable": "lora"}),
+    ("builtin_only_core_attention", "training.recompute_modules", {}, {}, {"recompute_modules": ("mlp",)}),
     ("builtin_no_dropout", "training.dropout", {}, {}, {"dropout": 0.1}),
+    ("builtin_no_graphs", "training.cuda_graphs", {}, {}, {"cuda_graphs": "step"}),
+    ("builtin_no_fp8_inputs", "training.fp8_activation_inputs", {}, {}, {"fp8_activation_inputs": True}),
+    ("builtin_not_deterministic", "training.deterministic", {}, {}, {"deterministic": True}),
+    ("builtin_no_packing", "training.packed_seq_len", {}, {}, {"packed_seq_len": 16}),
+    ("builtin_full_fp32", "training.tf32", {}, {}, {"tf32": True}),
+    ("builtin_no_prediction", "training.mtp_num_layers", {}, {}, {"mtp_num_layers": 1}),
+    ("builtin_no_launch_blocking", "training.launch_blocking", {}, {}, {"launch_blocking": True}),
 ]
 
 
@@ -123,7 +152,8 @@ ONLY_OF_MLA = {"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"}
 def test_every_fact_of_a_model_is_built_or_refused() -> None:
     """A fact that is added to ModelSpec must not be left out of the trained model without a word."""
     refused = {rule.field.removeprefix("model.") for rule in BUILTIN_RULES if rule.field.startswith("model.")}
-    known = BUILT | ONLY_OF_EXPERTS | ONLY_OF_MLA | refused | {"name", "source"}
+    trained_where_asked = {"mtp_num_layers"}
+    known = BUILT | ONLY_OF_EXPERTS | ONLY_OF_MLA | refused | trained_where_asked | {"name", "source"}
     assert {field.name for field in fields(ModelSpec)} - known == set()
 
 

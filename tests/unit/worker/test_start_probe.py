@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tpdpdash.telemetry.record import rank_file
+from rank_records import records
+
 from tpdpdash.worker.start_probe import EarlyTorchProbe, start_probe
 
 WHO: dict[str, Any] = {"rank": 0, "world_size": 2, "coords": {"tp": 0}}
@@ -37,12 +37,6 @@ class FakeEvent:
         return 1.0 if end_event is not self else 0.0
 
 
-def hellos(folder: Path) -> list[dict[str, Any]]:
-    """Every hello of rank 0."""
-    lines = [json.loads(line) for line in rank_file(folder, 0).read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "hello"]
-
-
 def test_no_event_is_made_before_the_device_is_chosen(tmp_path: Path) -> None:
     FakeEvent.made = 0
     probe = EarlyTorchProbe(tmp_path, make_event=FakeEvent, device="cuda:1", backend="nccl", **WHO)
@@ -53,7 +47,7 @@ def test_no_event_is_made_before_the_device_is_chosen(tmp_path: Path) -> None:
     with probe.step(1), probe.phase("forward"):
         assert probe.phase("forward") is not None
     probe.close()
-    first, second = hellos(tmp_path)
+    first, second = records(tmp_path, "hello")
     assert first["region_cost_s"] is None
     assert second["region_cost_s"] > 0
 
@@ -61,7 +55,7 @@ def test_no_event_is_made_before_the_device_is_chosen(tmp_path: Path) -> None:
 def test_a_cpu_rank_knows_its_cost_at_once(tmp_path: Path) -> None:
     probe = start_probe(tmp_path, is_cpu=True, local_rank=0, **WHO)
     probe.close()
-    (hello,) = hellos(tmp_path)
+    (hello,) = records(tmp_path, "hello")
     assert (hello["device"], hello["backend"]) == ("cpu", "gloo")
     assert hello["region_cost_s"] > 0
 

@@ -11,12 +11,13 @@ from tpdpdash.layout.layout import Layout
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.telemetry.probe import Probe
 from tpdpdash.training import Training
+from tpdpdash.worker.build import SEED, Place
 from tpdpdash.worker.collectives import TensorGroup, vocab_parallel_cross_entropy
 from tpdpdash.worker.data import SyntheticTokens, replica_batch
 from tpdpdash.worker.groups import Groups
-from tpdpdash.worker.optimizer import BETA_1, BETA_2, EPSILON, LEARNING_RATE, WEIGHT_DECAY
-from tpdpdash.worker.train import SEED, Place, Trainer
+from tpdpdash.worker.train import Trainer
 from tpdpdash.worker.transformer import NORM_EPS, ROPE_BASE, flash_attention, naive_attention
+from tpdpdash.worker.update import BETA_1, BETA_2, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 from tpdpdash.worker.weights import FlatWeights, stage_weights
 
 MODEL = ModelSpec(

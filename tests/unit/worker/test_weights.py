@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tpdpdash.layout.flat_buffers import ALIGNMENT
 from tpdpdash.model.counts import parameter_counts
 from tpdpdash.model.spec import ModelSpec
-from tpdpdash.worker.weights import ALIGNMENT, FlatWeights, Weight, stage_weights, start_value
+from tpdpdash.worker.weights import FlatWeights, Weight, stage_weights, start_value
 
 CPU = torch.device("cpu")
 MODEL = ModelSpec(
