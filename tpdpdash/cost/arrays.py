@@ -10,6 +10,7 @@ loop over the rows of one stage runs at the processor's speed, and one over the 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -81,5 +82,11 @@ def _indexed(part: Any, index: NDArray[Any]) -> Any:
     if hasattr(part, "take"):
         return part.take(index)
     if is_dataclass(part) and not isinstance(part, type):
-        return type(part)(**{field.name: _indexed(getattr(part, field.name), index) for field in fields(part)})
+        return type(part)(**{name: _indexed(getattr(part, name), index) for name in _field_names(type(part))})
     return part
+
+
+@cache
+def _field_names(structure: type[Any]) -> tuple[str, ...]:
+    """Asked hundreds of times a search, of few structures."""
+    return tuple(field.name for field in fields(structure))

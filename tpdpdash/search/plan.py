@@ -46,8 +46,9 @@ FEW_FEASIBLE = 10
 """With fewer layouts that fit, offloading is tried: it is slower wherever the device's memory suffices."""
 THREADS = 2
 """Chunks priced at once. The answer does not depend on it."""
-CHUNKS, FEWEST_ROWS = 8, 8192
-"""A small space is cut into so many chunks, of so many rows at least, that no thread waits long for the last one."""
+CHUNKS, FEWEST_ROWS = 2, 8192
+"""A small space is cut into so many chunks of its rows, of so many rows at least: each costs some thousand calls of
+numpy, whatever it holds."""
 LARGEST_LEARNT_BYTES = 31 * MIB
 """Just below what glibc still learns from: 32 MiB with what it puts around a block."""
 
