@@ -51,7 +51,7 @@ def one(model: ModelSpec, layout: Layout, **training: Any) -> Estimates:
     return estimate(model, cluster, steps, LayoutColumns.from_layouts([layout]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), frameworks)
 def test_parts_add_up_exactly(case, framework):
     found = one(*case, framework=framework).row(0)
@@ -63,7 +63,7 @@ def test_parts_add_up_exactly(case, framework):
     assert found.peak_bytes == pytest.approx(max(stage.total_bytes for stage in found.stages))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), frameworks)
 def test_a_step_is_never_quicker_than_its_flops_at_the_peak(case, framework):
     model, layout = case
@@ -74,7 +74,7 @@ def test_a_step_is_never_quicker_than_its_flops_at_the_peak(case, framework):
     assert found.throughput.mfu[0] <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts())
 def test_a_degree_of_one_sends_nothing_on_its_group(case):
     model, layout = case
@@ -99,7 +99,7 @@ STATE_BYTES = {
 """Weights, gradients and optimizer states of Adam and bf16, bytes a parameter, by hand from each framework's code."""
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.sampled_from(preset_names()), st.sampled_from(sorted(STATE_BYTES)), st.sampled_from([0, 1, 2, 3]))
 def test_each_framework_holds_its_bytes_a_parameter_of_every_preset(name, framework, zero_stage):
     model, dp = preset(name), 8
@@ -113,7 +113,7 @@ def test_each_framework_holds_its_bytes_a_parameter_of_every_preset(name, framew
     assert stage.optimizer_bytes == pytest.approx(optimizer / (dp if zero_stage else 1), rel=0.01)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), frameworks, st.sampled_from(["naive", "flash"]))
 def test_recomputing_more_never_holds_more(case, framework, attention):
     model, layout = case
@@ -124,7 +124,7 @@ def test_recomputing_more_never_holds_more(case, framework, attention):
         assert (more.total_bytes <= less.total_bytes * (1 + 1e-12)).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), st.sampled_from(["megatron-core", "fsdp2", "deepspeed"]), st.integers(1, 6))
 def test_a_stage_of_1f1b_holds_as_many_microbatches_as_are_in_flight(case, framework, microbatches):
     model, layout = case
@@ -142,7 +142,7 @@ def test_a_stage_of_1f1b_holds_as_many_microbatches_as_are_in_flight(case, frame
     assert held(microbatches)[-1] == pytest.approx(alone[-1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), st.sampled_from(["megatron-core", "fsdp2", "deepspeed"]))
 def test_splitting_a_sequence_over_more_ranks_never_holds_more_of_it(case, framework):
     model, layout = case
@@ -158,7 +158,7 @@ def state_bytes(found: Estimates) -> float:
     return float((memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes).max())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), frameworks.filter(lambda name: name != "builtin"))
 def test_states_do_not_grow_with_the_zero_stage(case, framework):
     """Before padding: the built-in worker's are counted with it, to the byte (tests/differential/test_memory.py)."""
@@ -167,7 +167,7 @@ def test_states_do_not_grow_with_the_zero_stage(case, framework):
     assert sizes == sorted(sizes, reverse=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts())
 def test_states_do_not_grow_with_tp(case):
     """Before padding: a vocabulary that every tp divides without it (the framework pads to 128 · tp)."""
@@ -180,7 +180,7 @@ def test_states_do_not_grow_with_tp(case):
         assert sizes == sorted(sizes, reverse=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), st.floats(1e8, 1e12))
 def test_what_fits_a_device_fits_a_larger_one(case, usable_bytes):
     model, layout = case
@@ -205,7 +205,7 @@ FASTER = {
 
 
 @pytest.mark.parametrize("change", FASTER.values(), ids=FASTER.keys())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(priced_layouts(), frameworks, st.sampled_from(["all", "lora"]))
 def test_a_faster_part_never_slows_the_step(change, case, framework, trainable):
     model, layout = case
@@ -216,7 +216,7 @@ def test_a_faster_part_never_slows_the_step(change, case, framework, trainable):
     assert after <= before * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(priced_layouts(), min_size=2, max_size=8), st.booleans(), frameworks)
 def test_a_row_of_an_array_is_the_scalar_call_to_the_last_bit(cases, moe, framework):
     model = moe_model() if moe else dense_model()
@@ -235,7 +235,7 @@ def test_a_row_of_an_array_is_the_scalar_call_to_the_last_bit(cases, moe, framew
                 np.testing.assert_array_equal(pair[0][row], pair[1][0], err_msg=field.name)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(priced_layouts(), st.sampled_from([1, 2, 3]))
 def test_more_tokens_in_a_microbatch_never_take_less_memory(case, factor):
     model, layout = case
@@ -253,7 +253,7 @@ def steps_of(layout: Layout, model: ModelSpec | None = None, **training: Any) ->
 experts_spread = st.sampled_from([(2, 8), (4, 8), (8, 8), (8, 16), (16, 16)])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(experts_spread, st.floats(0, 2), st.floats(0, 2))
 def test_a_less_even_router_is_never_quicker(spread, one_cv, other_cv):
     ep, dp = spread
@@ -262,7 +262,7 @@ def test_a_less_even_router_is_never_quicker(spread, one_cv, other_cv):
     assert steps_of(layout, expert_load_cv=low) <= steps_of(layout, expert_load_cv=high)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(experts_spread, st.sampled_from(["bf16", "fp16"]))
 def test_overlap_and_graphs_never_slow_a_step_down(spread, precision):
     ep, dp = spread
@@ -272,7 +272,7 @@ def test_overlap_and_graphs_never_slow_a_step_down(spread, precision):
     assert captured == sorted(captured)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sampled_from([8, 16]), st.integers(1, 8))
 def test_experts_within_a_domain_exchange_tokens_sooner_than_across(ep, top_k):
     model = moe_model(num_experts_per_token=top_k)
@@ -286,14 +286,14 @@ def test_experts_within_a_domain_exchange_tokens_sooner_than_across(ep, top_k):
     assert near.time.ep_s < far.time.ep_s
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(priced_layouts(), frameworks, st.sampled_from([2, 3, 8]))
 def test_a_larger_batch_never_trains_fewer_tokens_a_second(case, framework, factor):
     once, more = (one(*case, framework=framework, global_batch_size=256 * times) for times in (1, factor))
     assert more.throughput.tokens_per_s[0] >= once.throughput.tokens_per_s[0] * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(priced_layouts(), frameworks.filter(lambda name: name != "builtin"))
 def test_launches_that_wait_never_quicken_the_step(case, framework):
     usual, waiting = (one(*case, framework=framework, launch_blocking=waits) for waits in (False, True))

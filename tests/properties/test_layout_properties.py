@@ -22,7 +22,7 @@ from tpdpdash.layout.stages import even_stage_layers, megatron_stage_layers
 from tpdpdash.layout.world import world_faults
 from tpdpdash.text import fault_lines
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=60)
 
 
 @FEW

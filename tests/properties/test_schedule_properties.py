@@ -22,7 +22,7 @@ from tpdpdash.schedule.actions import schedule_actions
 from tpdpdash.schedule.closed_form import microbatches_in_flight, pipeline_seconds
 from tpdpdash.schedule.timeline import simulate
 
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=150)
 TIGHT = 1e-9
 
 

@@ -28,7 +28,7 @@ from tpdpdash.schedule.closed_form import (
 from tpdpdash.schedule.split_forms import ChunkSeconds
 from tpdpdash.schedule.timeline import Timeline, simulate
 
-MANY = settings(max_examples=150, deadline=None)
+MANY = settings(max_examples=150)
 TIGHT = 1e-9
 SPLIT = ["zb-1p", "zb-2p", "zb-v", "dualpipe", "dualpipe-v"]
 

@@ -315,7 +315,7 @@ pieces = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(told=pieces, cut=st.integers(0, 40))
 def test_whatever_is_told_and_wherever_the_rollup_ends_the_answers_are_equal(
     tmp_path_factory: pytest.TempPathFactory, told: list[tuple[str, int, int, bool]], cut: int
