@@ -214,7 +214,7 @@ FAULT_TEXTS: dict[str, str] = {
     "csv_is_markup": "{field}: this is HTML or XML, not CSV: was the download an error page?",
     "csv_broken": "{field}: not CSV: line {line}: {reason}",
     "csv_duplicate_column": "{field}: column {value} stands twice",
-    "csv_missing_column": "{field}: column {value} is missing: without it no row has a model",
+    "csv_missing_column": "{field}: column {value} is missing: without it or a preset as model_name no row has a model",
     "csv_nothing_measured": "{field}: no column holds a measured figure: at least one of {columns} is needed",
     "ragged_row": "more cells than columns: {value}",
     "bad_value": "{field} cannot be {value}",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar
 
 from tpdpdash.compare.cells import Cells, UnreadableRowError
 from tpdpdash.compare.notes import dense_layers_of, has_flag, is_megatron_command_line, option
 from tpdpdash.layout.frameworks import MEGATRON
+from tpdpdash.model.presets import preset, preset_names
 from tpdpdash.model.spec import ModelSpec, Norm
 from tpdpdash.units import ceil_div
 
@@ -27,12 +30,15 @@ MLA_COLUMNS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 def model_of(cells: Cells) -> ModelSpec:
-    """The architecture. Raises UnreadableRowError where layers or width are not stated.
+    """The architecture. Raises UnreadableRowError where layers or width are not stated, and the name is no preset's.
 
     Plain MLPs with as many key/value heads as heads are GPT's kind: layer norms, biases, a learned position table.
     With grouped heads, or beside rotary positions, a plain MLP is Nemotron's kind: layer norms without biases.
     """
     layers, hidden = cells.whole("num_layers", MAX_LAYERS), cells.whole("hidden", MAX_SIZE)
+    known = preset_named(cells)
+    if known is not None:
+        return _as_named(cells, known)
     if not layers or not hidden:
         raise UnreadableRowError("no_architecture", "num_layers" if not layers else "hidden")
     heads, kv_heads, head_dim = _heads(cells, hidden)
@@ -66,6 +72,31 @@ def model_of(cells: Cells) -> ModelSpec:
     )
 
 
+def preset_named(cells: Cells) -> ModelSpec | None:
+    """The preset that a row names which states no size at all; "Llama 3.1 70B" is llama-3.1-70b."""
+    if any(cells.whole(name, MAX_SIZE) for name in ("num_layers", "hidden")):
+        return None
+    name = _plain_presets().get(_letters(cells.text("model_name")))
+    return preset(name) if name else None
+
+
+@cache
+def _plain_presets() -> dict[str, str]:
+    return {_letters(name): name for name in preset_names()}
+
+
+def _letters(name: str) -> str:
+    """A name without what separates its words."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _as_named(cells: Cells, known: ModelSpec) -> ModelSpec:
+    for column in ("num_layers", "hidden"):
+        cells.infer(column)
+    vocab = cells.whole("vocab", MAX_SIZE) or known.vocab_size
+    return replace(known, name=cells.text("model_name"), vocab_size=vocab)
+
+
 def _vocab_size(cells: Cells) -> int:
     """Rows of the table as trained, noted where they are not what the row says."""
     stated = _or(cells, "vocab", cells.whole("vocab", MAX_SIZE), VOCAB_SIZE)
@@ -77,7 +108,8 @@ def _vocab_size(cells: Cells) -> int:
 
 def num_experts_of(cells: Cells) -> int:
     """Routed experts; 0 for a dense model, also where a row says that it has one."""
-    experts = cells.whole("num_experts", MAX_EXPERTS) or 0
+    known = preset_named(cells)
+    experts = known.num_experts if known else cells.whole("num_experts", MAX_EXPERTS) or 0
     return experts if experts > 1 else 0
 
 

@@ -11,8 +11,9 @@ from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.compare.architecture import model_of
 from tpdpdash.compare.cells import Cells, UnreadableRowError
 from tpdpdash.compare.conditions import cluster_of, framework_of, training_of
-from tpdpdash.compare.degrees import Degrees, degrees_of, layout_of
+from tpdpdash.compare.degrees import Degrees, degrees_of
 from tpdpdash.compare.notes import has_flag, is_megatron_command_line, option
+from tpdpdash.compare.row_layout import layout_of
 from tpdpdash.compare.table import OVERFLOW, Row
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.prediction import trained_model

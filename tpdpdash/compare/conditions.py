@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
-from tpdpdash.cluster.catalogue import default_cluster
+from tpdpdash.cluster.catalogue import default_cluster, matching_devices
 from tpdpdash.cluster.inline import with_links
 from tpdpdash.cluster.spec import ClusterSpec
 from tpdpdash.compare.cell_words import PRECISIONS, precision_of, zero_stage_of
@@ -50,13 +51,21 @@ BEFORE_FLASH = ("megatron-2022", "megatron-deepspeed")
 """Forks that never had fused attention."""
 NVIDIA_RECIPES = ("nemo", "megatron-bridge")
 """Words in the framework's name."""
+USUAL_DEVICES = ("V100-SXM2-32GB", "A100-SXM4-80GB", "H100-SXM5-80GB", "GH200-96GB")
+"""What is meant by a chip's name alone: the board on which clusters have it."""
+_COUNT = re.compile(r"\b\d+\s*[x\u00d7]\s|\s[x\u00d7]\s*\d+\b", re.IGNORECASE)
+"""Devices that are counted beside their name: "8x H100"."""
 OPTIMIZERS: dict[str, Optimizer] = {"muon": "muon", "sgd": "sgd", "lion": "lion", "adam8bit": "adam8bit"}
 
 
 def cluster_of(cells: Cells, num_devices: int) -> ClusterSpec | None:
     """The catalogue's device in nodes as stated, with the network that the row states. None: unknown hardware."""
-    per_node = cells.whole("gpus_per_node", MAX_PER_NODE)
-    found = _cluster(cells.text("hardware"), num_devices, per_node or 0, cells.text("interconnect_note"))
+    per_node, hardware = cells.whole("gpus_per_node", MAX_PER_NODE), _COUNT.sub(" ", cells.text("hardware")).strip()
+    usual = [device for device in matching_devices(hardware) if device in USUAL_DEVICES]
+    if len(usual) == 1 and len(matching_devices(hardware)) > 1:
+        cells.infer("hardware")
+        hardware = usual[0]
+    found = _cluster(hardware, num_devices, per_node or 0, cells.text("interconnect_note"))
     if found is not None and not per_node:
         cells.infer("gpus_per_node")
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,11 @@ MAX_TABLE_BYTES = 64 * MIB
 MAX_CELL = 100_000
 """Characters of one cell: beyond it a quote was left open, or it is no table."""
 NEEDED = ("num_layers", "hidden")
-"""Without these columns no row has a model."""
+"""Without these columns, or PRESET, no row has a model."""
+PRESET = "model_name"
+SEPARATORS = (",", ";", "\t", "|")
+_DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
+"""A number as it is written where cells are set apart by semicolons because the comma is taken."""
 TIME_COLUMNS = ("step_time_s", "tokens_per_sec_per_gpu")
 MEMORY_COLUMNS = (
     "peak_gib",
@@ -56,7 +62,8 @@ def parse_table(data: bytes) -> Table:
     if text.lstrip()[:1] == "<":
         raise InvalidInputError([Fault(code="csv_is_markup", field=FIELD)])
     csv.field_size_limit(MAX_CELL)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    separator = _separator(text.lstrip().splitlines()[0])
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     try:
         lines = [line for line in reader if any(cell.strip() for cell in line)]
     except csv.Error as wrong:
@@ -66,6 +73,8 @@ def parse_table(data: bytes) -> Table:
     kind, faults = _kind(header)
     if faults:
         raise InvalidInputError(faults)
+    if separator == ";":
+        lines = [[_with_point(cell) for cell in line] for line in lines]
     return Table(kind=kind, rows=tuple(_row(header, line) for line in lines[1:]))
 
 
@@ -84,23 +93,38 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _decoded(data: bytes) -> str:
-    """UTF-8, with or without a byte order mark. Raises InvalidInputError: anything else, NUL bytes included."""
+    """UTF-8, with or without a byte order mark, or UTF-16 with one, as spreadsheets export it. Raises
+    InvalidInputError: anything else, NUL bytes included."""
+    encoding = "UTF-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-16" if encoding == "UTF-16" else "utf-8-sig")
     except UnicodeDecodeError as wrong:
-        values = {"encoding": "UTF-8", "position": wrong.start}
+        values = {"encoding": encoding, "position": wrong.start}
         raise InvalidInputError([Fault(code="not_utf8", field=FIELD, values=values)]) from wrong
     if "\0" in text:
-        values = {"encoding": "UTF-8", "position": text.index("\0")}
+        values = {"encoding": encoding, "position": text.index("\0")}
         raise InvalidInputError([Fault(code="not_utf8", field=FIELD, values=values)])
     return text
+
+
+def _separator(header: str) -> str:
+    """What sets the cells apart: what makes most columns that are known here."""
+    known = {*NEEDED, PRESET, *TIME_COLUMNS, *MEMORY_COLUMNS}
+    return max(SEPARATORS, key=lambda sign: len(known & {name.strip(' "').lower() for name in header.split(sign)}))
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma as one with a point; anything else as it is."""
+    number = _DECIMAL_COMMA.fullmatch(cell.strip())
+    return f"{number[1].replace('.', '')}.{number[2]}" if number else cell
 
 
 def _kind(header: list[str]) -> tuple[TableKind, list[Fault]]:
     """What is measured, by the header; faults for columns that are missing or stand twice."""
     twice = dict.fromkeys(name for name in header if name and header.count(name) > 1)
     faults = [Fault(code="csv_duplicate_column", field=FIELD, value=name) for name in twice]
-    faults += [Fault(code="csv_missing_column", field=FIELD, value=name) for name in NEEDED if name not in header]
+    if PRESET not in header:
+        faults += [Fault(code="csv_missing_column", field=FIELD, value=name) for name in NEEDED if name not in header]
     timed = any(name in header for name in TIME_COLUMNS)
     kept = any(name in header for name in MEMORY_COLUMNS)
     if not (timed or kept or "peak_mem_gib_per_gpu" in header):

@@ -49,6 +49,10 @@ def test_a_step_time_of_an_unknown_batch_is_not_compared_but_its_speed_is():
         ({"dp": "4"}, ("dp",), {"dp": 2}),
         ({"num_gpus": "12", "dp": "1"}, ("num_gpus",), {"dp": 1}),
         ({"num_gpus": ""}, ("num_gpus",), {"dp": 2}),
+        ({"num_gpus": "", "dp": ""}, ("num_gpus", "dp"), {"dp": 1}),
+        # 8 sequences of 2,048 tokens in 1.4 s at 365.7 tokens/s are 32 devices, 4 replicas of tp 8
+        ({"num_gpus": "", "dp": "", "tokens_per_sec_per_gpu": "365.7"}, ("num_gpus", "dp", "micro_batch"), {"dp": 4}),
+        ({"num_gpus": "", "dp": "", "tokens_per_sec_per_gpu": "325"}, ("num_gpus", "dp"), {"dp": 1}),
         ({"micro_batch": ""}, ("micro_batch",), {"micro_batch_size": 4}),
         ({"micro_batch": "", "pp": "2", "dp": "1", "schedule": "1f1b"}, ("micro_batch",), {"micro_batch_size": 1}),
         ({"micro_batch": "", "seq_len": "16384"}, ("micro_batch",), {"micro_batch_size": 1}),
@@ -287,3 +291,52 @@ def test_a_framework_is_known_by_the_words_of_its_name(name, family):
     found = case(framework_family="", framework=name)
     assert found.training.framework == family
     assert "framework_family" in found.inferred
+
+
+@pytest.mark.parametrize(
+    ("written", "device", "inferred"),
+    [
+        ("A100", "A100-SXM4-80GB", ("hardware",)),
+        ("8x H100", "H100-SXM5-80GB", ("hardware",)),
+        ("H100 SXM x 8", "H100-SXM5-80GB", ("hardware",)),
+        ("dgx-a100", "A100-SXM4-80GB", ("hardware",)),
+        ("V100-SXM2", "V100-SXM2-32GB", ("hardware",)),
+        ("A100 40GB", "A100-SXM4-40GB", ()),
+        ("H100 PCIe", "H100-PCIe-80GB", ()),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB", ()),
+        ("GB200 NVL72", "GB200-NVL72-186GB", ()),
+    ],
+)
+def test_a_chip_named_alone_is_the_board_that_clusters_have_and_noted(written, device, inferred):
+    found = case(hardware=written)
+    assert found.cluster is not None
+    assert (found.cluster.device.name, found.hardware) == (device, written)
+    assert found.inferred == inferred
+
+
+def test_hardware_that_is_not_known_has_no_cluster():
+    assert case(hardware="TPU v5p").cluster is None
+
+
+SIZES = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden", "gated_ffn", "vocab")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-70b", "Llama 3.1 70B", "LLAMA3.1_70B"])
+def test_a_row_without_any_size_has_the_sizes_of_the_preset_that_it_names(name):
+    found = case(**dict.fromkeys(SIZES, ""), model_name=name)
+    assert (found.model.num_layers, found.model.hidden_size, found.model.num_kv_heads) == (80, 8192, 8)
+    assert found.model.name == name
+    assert {"num_layers", "hidden"} <= set(found.inferred)
+
+
+def test_a_named_mixture_has_its_experts_in_the_layout_too():
+    found = case(**dict.fromkeys(SIZES, ""), model_name="Mixtral-8x7B", ep="8", tp="2", dp="8", micro_batch="1")
+    assert (found.model.num_experts, found.layout.ep) == (8, 8)
+
+
+def test_a_name_that_is_no_preset_makes_no_model():
+    assert skipped(**dict.fromkeys(SIZES, ""), model_name="Our model") == ("no_architecture", "num_layers")
+
+
+def test_stated_sizes_count_before_the_name():
+    assert case(model_name="llama-3-8b").model.num_layers == 48

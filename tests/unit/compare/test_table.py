@@ -22,7 +22,8 @@ def codes(data):
         pytest.param(b"", ["file_empty"], id="empty"),
         pytest.param(b"\xef\xbb\xbf \n\n", ["file_empty"], id="byte order mark and blanks"),
         pytest.param(b"<!DOCTYPE html><html>", ["csv_is_markup"], id="html"),
-        pytest.param(b"\xff\xfe\x00\x01", ["not_utf8"], id="binary"),
+        pytest.param(b"\x89PNG\r\n\x1a\n", ["not_utf8"], id="binary"),
+        pytest.param("num_layers".encode("utf-16") + b"\x00", ["not_utf8"], id="half a character"),
         pytest.param(HEADER + b"1,2\x00,3\n", ["not_utf8"], id="nul byte"),
         pytest.param(HEADER + b'1,"2,3\n', ["csv_broken"], id="open quote"),
         pytest.param(HEADER + b"1," + b"9" * (MAX_CELL + 1) + b",3\n", ["csv_broken"], id="huge cell"),
@@ -61,3 +62,28 @@ def test_header_tells_runs_from_memory():
     assert parse_table(HEADER).kind == "runs"
     assert parse_table(b"num_layers,hidden,peak_gib\n").kind == "memory"
     assert parse_table(b"num_layers,hidden,peak_gib,step_time_s\n").kind == "runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("num_layers\thidden\tstep_time_s\r\n48\t6144\t1.5\r\n", "utf-16"),
+        ("num_layers;hidden;step_time_s\n48;6.144;1,5\n", "utf-8"),
+        ("num_layers;hidden;step_time_s\n48;6144;1.5\n", "utf-8-sig"),
+        ("num_layers|hidden|step_time_s\n48|6144|1.5\n", "utf-8"),
+        ('"num_layers"\t"hidden"\t"step_time_s"\n"48"\t"6144"\t"1.5"\n', "utf-8"),
+    ],
+)
+def test_what_spreadsheets_export_is_read(text, encoding):
+    (row,) = parse_table(text.encode(encoding)).rows
+    assert (row["num_layers"], row["step_time_s"]) == ("48", "1.5")
+
+
+def test_decimal_commas_are_read_where_semicolons_set_cells_apart_and_nowhere_else():
+    rows = parse_table(b"model_name;step_time_s;notes\na;1.234,5;x, y\n").rows
+    assert rows[0] == {"model_name": "a", "step_time_s": "1234.5", "notes": "x, y"}
+    assert parse_table(b'model_name,step_time_s\na,"51,200"\n').rows[0]["step_time_s"] == "51,200"
+
+
+def test_a_table_may_name_its_models_instead_of_stating_their_sizes():
+    assert parse_table(b"model_name,step_time_s\nllama-3-8b,1\n").kind == "runs"
