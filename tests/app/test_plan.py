@@ -198,3 +198,49 @@ def test_a_model_with_fewer_positions_shortens_the_sequence_and_says_so() -> Non
     (box,) = [box for box in at.selectbox if box.label == "Model"]
     box.select("llama-3-8b").run()
     assert "has a table of" not in texts(at)
+
+
+def test_how_a_step_trains_can_be_set_and_stands_in_the_address() -> None:
+    at = open_page("plan", model="llama-3-8b")
+    before = param(at, "layout"), texts(at)
+    at.selectbox(key="training-optimizer").set_value("sgd").run()
+    at.toggle(key="training-deterministic").set_value(True).run()
+    at.number_input(key="training-packed_seq_len").set_value(2048).run()
+    assert param(at, "training") == "optimizer:sgd,deterministic:true,packed_seq_len:2048"
+    assert not at.exception
+    assert (param(at, "layout"), texts(at)) != before
+    at.selectbox(key="training-optimizer").set_value("adamw").run()
+    assert param(at, "training") == "deterministic:true,packed_seq_len:2048", "a default stands nowhere"
+    assert at.toggle(key="training-deterministic").value is True
+
+
+def test_only_keys_with_a_meaning_are_asked_for() -> None:
+    def keys(**params: str) -> set[str]:
+        at = open_page("plan", **params)
+        shown = [*at.selectbox, *at.toggle, *at.number_input]
+        return {each.key.removeprefix("training-") for each in shown if each.key.startswith("training-")}
+
+    dense = keys(model="llama-3-8b")
+    assert {"optimizer", "gradient_dtype", "attention", "packed_seq_len"} <= dense
+    assert not {"fp8_recipe", "tf32", "expert_dispatcher", "mtp_num_layers", "lora_rank"} & dense
+    assert {"fp8_recipe", "fp8_attention"} <= keys(model="llama-3-8b", precision="fp8")
+    assert "tf32" in keys(model="llama-3-8b", precision="fp32")
+    assert "lora_rank" in keys(model="llama-3-8b", training="trainable:lora")
+    mixture = keys(model="deepseek-v3", nodes="32", batch="2048", seq="4096")
+    assert {"expert_dispatcher", "fp8_dispatch", "expert_load_cv", "mtp_num_layers"} <= mixture
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("optimizer:adamx", "adamx"),
+        ("colour:red", "colour"),
+        ("dropout:often", "often"),
+        ("packed_seq_len:0", "0"),
+        ("x", "x"),
+    ],
+)
+def test_a_key_in_the_address_that_no_training_has_is_refused_by_name(code: str, said: str) -> None:
+    at = open_page("plan", model="llama-3-8b", training=code)
+    assert not at.exception
+    assert said in texts(at)

@@ -18,13 +18,13 @@ _DEFAULTS = {field.name: field.default for field in fields(Training)}
 def unused_settings(model: ModelSpec, training: Training, layout: Layout | None = None) -> list[Fault]:
     """Every key of [training] that differs from its default and has no effect on this layout; without one, on any."""
     return [
-        Fault(code="setting_unused", field=f"training.{key}", value=value, values={"needs": needs})
-        for key, (needs, is_met) in _needs(model, training, layout).items()
+        Fault(code="setting_unused", field=f"training.{key}", value=value, values={"needs": what})
+        for key, (what, is_met) in needs(model, training, layout).items()
         if not is_met and (value := getattr(training, key)) != _DEFAULTS[key]
     ]
 
 
-def _needs(model: ModelSpec, training: Training, layout: Layout | None) -> dict[str, tuple[str, bool]]:
+def needs(model: ModelSpec, training: Training, layout: Layout | None) -> dict[str, tuple[str, bool]]:
     """What each key goes with, as a Job file has it, and whether that was chosen; or may be, without a layout."""
     fused, narrow = training.attention == "flash", training.precision in LOW_PRECISIONS
     ep, etp = (2, 2) if layout is None else (layout.ep, layout.etp)

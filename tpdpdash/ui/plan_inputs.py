@@ -14,7 +14,7 @@ from tpdpdash.layout.layout import RECOMPUTES
 from tpdpdash.model.presets import preset_names
 from tpdpdash.text import t
 from tpdpdash.training import FRAMEWORKS
-from tpdpdash.ui import parts, services, state, uploads
+from tpdpdash.ui import parts, services, state, training_inputs, uploads
 from tpdpdash.ui.key_words import layout_word
 from tpdpdash.units import BILLION
 
@@ -83,6 +83,8 @@ def _pins(view: state.JobState) -> None:
         format_func=lambda kind: t("Recompute {kind}", kind=kind),
         **state.bound("recompute"),
     )
+    with row:
+        training_inputs.inputs(view)
     with row.popover(t("Failures"), icon=":material/heart_broken:"):
         _rates()
     with row.popover("config.json", icon=":material/upload:"):

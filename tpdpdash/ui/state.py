@@ -19,6 +19,7 @@ from tpdpdash.layout.layout import DEFAULT_RANK_ORDER
 from tpdpdash.ui import uploads
 from tpdpdash.ui.layout_code import layout_code as layout_code
 from tpdpdash.ui.layout_code import pins_of_code as pins_of_code
+from tpdpdash.ui.training_code import keys_of_code
 
 _VIEW = "_view"
 _FAULTS = "_view-faults"
@@ -63,6 +64,8 @@ class JobState:
     """training.precision."""
     framework: str = "megatron-core"
     """training.framework."""
+    training: str = ""
+    """Further keys of [training], as `training_code` writes them."""
     tp: int | None = None
     """Pinned degree; None = free. So too the next ones."""
     cp: int | None = None
@@ -177,6 +180,11 @@ def tell(faults: tuple[Fault, ...]) -> None:
     st.session_state[_FAULTS] = (*address_faults(), *faults)
 
 
+def forget_faults() -> None:
+    """The view is changed: what was wrong with the former address is no longer told."""
+    st.session_state.pop(_FAULTS, None)
+
+
 def choose_layout(code: str) -> None:
     """The layout that every screen is about, in the default rank order."""
     update(layout=code, order=DEFAULT_RANK_ORDER)
@@ -214,7 +222,7 @@ def bound(name: str) -> dict[str, Any]:
 
 def take(name: str) -> None:
     """The widget of a field was changed: into the view and the address with it."""
-    st.session_state.pop(_FAULTS, None)
+    forget_faults()
     update(**{name: st.session_state[f"view-{name}"]})
 
 
@@ -262,7 +270,7 @@ def forget_run() -> None:
 
 def tables(view: JobState, layout: Mapping[str, object]) -> dict[str, object]:
     """The view as the tables of a Job file."""
-    training = {
+    training = keys_of_code(view.training) | {
         "seq_len": view.seq,
         "global_batch_size": view.batch,
         "tokens": view.tokens,
