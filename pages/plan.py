@@ -14,6 +14,7 @@ from tpdpdash.charts.scatter import memory_speed, shown_dots  # noqa: E402
 from tpdpdash.cost.estimate import Estimates  # noqa: E402
 from tpdpdash.faults import InvalidInputError  # noqa: E402
 from tpdpdash.job import Job  # noqa: E402
+from tpdpdash.layout.unused import unused_settings  # noqa: E402
 from tpdpdash.search.plan import Plan  # noqa: E402
 from tpdpdash.text import t  # noqa: E402
 from tpdpdash.ui import (  # noqa: E402
@@ -39,16 +40,22 @@ def main() -> None:
     """The whole page; the verdict stands above the inputs that it answers."""
     actions = parts.page_head(t("Plan"), t("What should I run?"))
     answer = st.container()
-    plan_inputs.inputs()
     try:
         job = state.job(view)
+    except InvalidInputError as wrong:
+        plan_inputs.inputs(None)
+        with answer:
+            parts.faults(wrong.faults)
+        return
+    plan_inputs.inputs(job)
+    try:
         with answer, st.spinner(t("Searching every layout …"), show_time=True):
             plan = services.plan_for(job)
     except InvalidInputError as wrong:
         with answer:
             parts.faults(wrong.faults)
         return
-    parts.faults(job.notices, "info")
+    parts.faults((*job.notices, *unused_settings(job.model, job.training)), "info")
     if plan.ranked is None:
         with answer:
             parts.verdict("warning", *plan_view.nothing_fits(plan, job))

@@ -207,6 +207,10 @@ FAULT_TEXTS: dict[str, str] = {
     "few_microbatches": "{field} is {value}: with {microbatches} microbatches on {stages} stages of {chunks} chunks "
     "the pipeline idles more than half of its working time",
     "shards_nothing": "{field} is {value}: states are sharded over one rank, though dp is {dp}",
+    "upload_names_file": "{field} is {value}, a file that did not come along: drop that file itself first",
+    "upload_own_figures": "{field} gives figures of its own, for which this screen has no input: `tpdpdash plan` takes "
+    "the file",
+    "upload_key_left_out": "{field} is {value} in the file, for which this screen has no input: it is {used} here",
     "setting_unused": "{field} is {value}, which changes nothing here: it goes with {needs}",
     # search
     "out_of_memory": "does not fit {value}: the closest layout needs {peak} of {capacity}",
@@ -345,5 +349,5 @@ FAULT_TEXTS: dict[str, str] = {
     "address_layout_not_possible": "{field}={value} in the address is not possible here; the best layout is shown",
     "unknown_layout_code": "{field} is {value}; a chosen layout is written like tp4-pp2-dp8",
     "cannot_listen": "{field}: cannot listen on port {value}: {reason}",
-    "upload_missing": "{field}: the uploaded config {value} is not kept here; drop the file again",
+    "upload_missing": "{field}: the uploaded model {value} is not kept here; drop the file again",
 }

@@ -159,9 +159,14 @@ def read_job_text(path: Path) -> str:
     except OSError as wrong:
         reason = {"reason": wrong.strerror or "unknown"}
         raise InvalidInputError([Fault(code="file_unreadable", field="job", value=str(path), values=reason)]) from wrong
+    return decode_job(data, str(path))
+
+
+def decode_job(data: bytes, name: str) -> str:
+    """The text of a Job file's bytes. Raises InvalidInputError when they are too many or not UTF-8."""
     if len(data) > MAX_JOB_BYTES:
         sizes = {"limit": MAX_JOB_BYTES, "size": f"more than {MAX_JOB_BYTES}"}
-        raise InvalidInputError([Fault(code="file_too_large", field="job", value=str(path), values=sizes)])
+        raise InvalidInputError([Fault(code="file_too_large", field="job", value=name, values=sizes)])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as wrong:

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import pins_of
 from tpdpdash.layout.layout import Layout
-from tpdpdash.ui import state
+from tpdpdash.ui import job_state, state
 
 degrees = some.sampled_from([1, 2, 3, 4, 8, 16, 96])
 
@@ -42,15 +42,15 @@ def test_a_code_that_is_none_is_refused_by_name(code: str) -> None:
 
 
 def test_the_address_is_the_whole_view_and_keeps_only_what_differs() -> None:
-    view, _ = state._from_params({"model": "gpt2-xl", "nodes": "4", "tokens": "1e12", "tp": "8", "price": "2.5"})
+    view, _ = job_state.from_params({"model": "gpt2-xl", "nodes": "4", "tokens": "1e12", "tp": "8", "price": "2.5"})
     assert (view.model, view.nodes, view.tokens, view.tp, view.price) == ("gpt2-xl", 4, 1e12, 8, 2.5)
-    assert state._to_params(view) == {"model": "gpt2-xl", "nodes": "4", "tokens": "1e+12", "tp": "8", "price": "2.5"}
-    assert state._to_params(state.JobState()) == {"model": "llama-3-8b"}
+    assert job_state.to_params(view) == {"model": "gpt2-xl", "nodes": "4", "tokens": "1e+12", "tp": "8", "price": "2.5"}
+    assert job_state.to_params(job_state.JobState()) == {"model": "llama-3-8b"}
 
 
 def test_a_field_that_cannot_be_read_has_its_default_and_it_is_said() -> None:
-    view, faults = state._from_params({"nodes": "many", "tokens": "x", "seq": "1024"})
-    assert view == state.JobState(seq=1024)
+    view, faults = job_state.from_params({"nodes": "many", "tokens": "x", "seq": "1024"})
+    assert view == job_state.JobState(seq=1024)
     assert [(fault.field, fault.value) for fault in faults] == [("nodes", "many"), ("tokens", "x")]
     at = open_page("plan", seq="81x", model="gpt2")
     assert "seq=81x in the address cannot be read: 8192 is taken instead" in texts(at)

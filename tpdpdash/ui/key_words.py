@@ -62,6 +62,8 @@ KEY_WORDS: Mapping[str, str] = {
     "layout.recompute": "Recompute",
     "layout.layers_per_stage": "Layers per stage",
     "layout.sequence_parallel": "Sequence parallel",
+    "layout.offload_optimizer": "Optimizer in host memory",
+    "layout.offload_activations": "Activations in host memory",
     "layout.overlap_grad_reduce": "Gradients overlap",
     "layout.overlap_param_gather": "Parameters overlap",
     "layout.overlap_tp": "TP messages overlap",

@@ -13,6 +13,8 @@ _CODES: tuple[tuple[str, str], ...] = (
     ("v", "num_model_chunks"), ("mb", "micro_batch_size"), ("z", "zero_stage"), ("shard", "dp_shard_size"),
 )  # fmt: skip
 KEY_OF_CODE = dict(_CODES)
+OFFLOADS = {"offopt": "offload_optimizer", "offact": "offload_activations"}
+"""What is held in host memory, in a code: only where it is."""
 
 
 def layout_code(layout: Layout) -> str:
@@ -28,6 +30,7 @@ def layout_code(layout: Layout) -> str:
         parts.append(layout.recompute)
     if layout.sequence_parallel != (layout.tp > 1):
         parts.append("sp" if layout.sequence_parallel else "nosp")
+    parts += [code for code, key in OFFLOADS.items() if getattr(layout, key)]
     if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
         parts.append(f"s:{layout.schedule}")
     return "-".join(parts)
@@ -45,6 +48,8 @@ def pins_of_code(code: str) -> dict[str, object]:
             pins["recompute"] = part
         elif part in ("sp", "nosp"):
             pins["sequence_parallel"] = part == "sp"
+        elif part in OFFLOADS:
+            pins[OFFLOADS[part]] = True
         elif match and match[1] in KEY_OF_CODE:
             pins[KEY_OF_CODE[match[1]]] = int(match[2])
         else:

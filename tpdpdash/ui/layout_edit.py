@@ -13,8 +13,9 @@ from tpdpdash.layout.resolve import draft_layout
 from tpdpdash.layout.world import MAX_DEGREE
 from tpdpdash.text import t
 from tpdpdash.ui import services, state
+from tpdpdash.ui.job_state import JobState
 from tpdpdash.ui.key_words import layout_word
-from tpdpdash.ui.layout_code import KEY_OF_CODE
+from tpdpdash.ui.layout_code import KEY_OF_CODE, OFFLOADS
 
 ORDERS = (DEFAULT_RANK_ORDER, "tp-cp-ep-pp-dp", "tp-cp-pp-ep-dp", "dp-tp-cp-ep-pp", "pp-dp-cp-ep-tp")
 """Rank orders that are offered; the address takes any."""
@@ -24,7 +25,7 @@ EDITED = ("tp", "cp", "ep", "pp", "mb", "v", "z")
 """Codes of the keys that can be typed, in this order."""
 
 
-def asked_job(view: state.JobState) -> Job:
+def asked_job(view: JobState) -> Job:
     """The Job of the layout in the address, else of the plan's best one, else of the pins, in the address's order.
 
     Raises InvalidInputError.
@@ -83,6 +84,7 @@ def _take() -> None:
     recompute = st.session_state["edit-recompute"]
     if recompute != "none":
         parts.append(recompute)
+    parts += [code for code in OFFLOADS if code in state.read_job_state().layout.split("-")]
     if named:
         parts.append(f"s:{schedule}")
     state.update(layout="-".join(parts))

@@ -9,12 +9,14 @@ from streamlit.delta_generator import DeltaGenerator
 
 from tpdpdash.cluster.describe import MAX_DEVICES_PER_NODE, MAX_NODES
 from tpdpdash.faults import Fault, InvalidInputError
+from tpdpdash.job import Job, write_job
 from tpdpdash.layout.batch_rules import MAX_GLOBAL_BATCH_SIZE, MAX_SEQ_LEN
 from tpdpdash.layout.layout import RECOMPUTES
 from tpdpdash.model.presets import preset_names
 from tpdpdash.text import t
 from tpdpdash.training import FRAMEWORKS
-from tpdpdash.ui import parts, services, state, training_inputs, uploads
+from tpdpdash.ui import job_upload, parts, services, state, training_inputs, uploads
+from tpdpdash.ui.job_state import JobState
 from tpdpdash.ui.key_words import layout_word
 from tpdpdash.units import BILLION
 
@@ -26,21 +28,22 @@ _UPLOAD, _UPLOAD_FAULTS, _UPLOAD_NAMES = "config-upload", "config-upload-faults"
 _TOKENS = "plan-tokens"
 
 
-def inputs() -> None:
-    """Everything that a plan depends on, already filled."""
+def inputs(job: Job | None) -> None:
+    """Everything that a plan depends on, already filled. job: the view's; None where it cannot be read."""
     view = state.read_job_state()
     with st.container(border=True, key="plan-inputs"):
         _fields(view)
         _pins(view)
+        _more(view, job)
     faults = st.session_state.get(_UPLOAD_FAULTS)
     if faults:
         parts.faults(faults)
         st.caption(t("Nothing was changed: the model is still {model}.", model=parts.literal(_model_name(view.model))))
 
 
-def _fields(view: state.JobState) -> None:
+def _fields(view: JobState) -> None:
     grid = st.grid(columns=4, min_column_width=118)
-    models = (*preset_names(), *((view.model,) if view.model.startswith(uploads.PREFIX) else ()))
+    models = (*preset_names(), *((view.model,) if uploads.is_upload(view.model) else ()))
     unknown = () if view.model in models else (view.model,)
     grid.selectbox(t("Model"), (*models, *unknown), format_func=_model_name,
                    **{**state.bound("model"), "on_change": _take_model, "args": ()})  # fmt: skip
@@ -61,13 +64,14 @@ def _fields(view: state.JobState) -> None:
 
 def _model_name(model: str) -> str:
     """A preset by its name; an upload by the name of its file as long as this tab knows it."""
-    if not model.startswith(uploads.PREFIX):
+    if not uploads.is_upload(model):
         return parts.plain(model)
-    name = st.session_state.get(_UPLOAD_NAMES, {}).get(model, "config.json")
+    usual = "config.json" if model.startswith(uploads.PREFIX) else "job.toml"
+    name = st.session_state.get(_UPLOAD_NAMES, {}).get(model, usual)
     return t("{name} (uploaded)", name=parts.plain(name))
 
 
-def _pins(view: state.JobState) -> None:
+def _pins(view: JobState) -> None:
     """Pins: an empty one is searched. At the right the upload of a config.json."""
     row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     row.markdown(f":gray[:small[{t('Pin a degree')}]]", width="content")
@@ -83,15 +87,36 @@ def _pins(view: state.JobState) -> None:
         format_func=lambda kind: t("Recompute {kind}", kind=kind),
         **state.bound("recompute"),
     )
+
+
+def _more(view: JobState, job: Job | None) -> None:
+    """What is rarely set, and files: each behind its button; what was set stands beside them."""
+    row = st.container(horizontal=True, vertical_alignment="center", gap="small")
     with row:
-        training_inputs.inputs(view)
+        training_inputs.inputs(job)
     with row.popover(t("Failures"), icon=":material/heart_broken:"):
         _rates()
-    with row.popover("config.json", icon=":material/upload:"):
-        st.file_uploader(t("Drop a Hugging Face config.json here"), type="json", key=_UPLOAD, on_change=_take_upload)
+    with row.popover("config.json, job.toml", icon=":material/upload:"):
+        _files(job)
+    told = training_inputs.set_words(view)
+    if told:
+        row.caption(told, width="stretch")
 
 
-def _pin(row: DeltaGenerator, view: state.JobState, field: str) -> None:
+def _files(job: Job | None) -> None:
+    """A model or a whole job from a file, and the job of this page as one."""
+    st.file_uploader(
+        t("Drop a Hugging Face config.json, or a Job file (TOML)"), type=["json", "toml"], key=_UPLOAD,
+        on_change=_take_upload,
+    )  # fmt: skip
+    if job is not None:
+        st.download_button(
+            t("job.toml of this page"), write_job(job), "job.toml", "text/plain", icon=":material/download:",
+            on_click="ignore",
+        )  # fmt: skip
+
+
+def _pin(row: DeltaGenerator, view: JobState, field: str) -> None:
     label = layout_word(field)
     options = (0, 1, 2, 3) if field == "zero_stage" else POWERS
     value = getattr(view, field)
@@ -143,16 +168,20 @@ def _take_tokens() -> None:
 
 
 def _take_upload() -> None:
-    """A dropped file becomes the model, or its faults are shown and nothing changes."""
+    """A dropped config becomes the model, a Job file the whole view; or its faults are shown and nothing changes."""
     st.session_state.pop(_UPLOAD_FAULTS, None)
     dropped = st.session_state.get(_UPLOAD)
     if dropped is None:
         return
+    notes: tuple[Fault, ...] = ()
     try:
-        model = uploads.keep_config(dropped.getvalue(), dropped.name)
+        if dropped.name.lower().endswith(".toml"):
+            view, notes = job_upload.view_of_job(dropped.getvalue(), dropped.name)
+        else:
+            view = replace(state.read_job_state(), model=uploads.keep_config(dropped.getvalue(), dropped.name))
     except InvalidInputError as wrong:
         found: tuple[Fault, ...] = wrong.faults
         st.session_state[_UPLOAD_FAULTS] = found
         return
-    st.session_state[_UPLOAD_NAMES] = {**st.session_state.get(_UPLOAD_NAMES, {}), model: dropped.name}
-    state.update(model=model)
+    st.session_state[_UPLOAD_NAMES] = {**st.session_state.get(_UPLOAD_NAMES, {}), view.model: dropped.name}
+    state.replace_view(view, notes)

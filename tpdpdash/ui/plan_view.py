@@ -20,6 +20,7 @@ from tpdpdash.text import t
 from tpdpdash.ui import parts, plan_margins, services, state
 from tpdpdash.ui.estimate_view import cluster_name, degrees, device_word, tight_sentence, variant
 from tpdpdash.ui.figures import bar_figure
+from tpdpdash.ui.job_state import JobState
 from tpdpdash.units import (
     format_count,
     format_large,
@@ -84,7 +85,7 @@ def codes(ranked: Estimates, rows: NDArray[np.intp]) -> list[str]:
 
 
 def chosen(
-    ranked: Estimates, rows: NDArray[np.intp], codes: list[str], pick: int, view: state.JobState
+    ranked: Estimates, rows: NDArray[np.intp], codes: list[str], pick: int, view: JobState
 ) -> tuple[int, Estimate]:
     """(row of the table, estimate) of the layout in the address: a row itself, or another variant of a row's degrees.
 
@@ -100,7 +101,7 @@ def chosen(
     return pick, ranked.row(int(rows[pick]))
 
 
-def _typed(view: state.JobState) -> Estimate | None:
+def _typed(view: JobState) -> Estimate | None:
     """The estimate of the layout in the address; None when there is none, or it is not possible."""
     try:
         job = state.chosen_job(view)
@@ -112,7 +113,7 @@ def _typed(view: state.JobState) -> Estimate | None:
         return None
 
 
-def follow_inputs(view: state.JobState, job: Job, picked: str) -> state.JobState:
+def follow_inputs(view: JobState, job: Job, picked: str) -> JobState:
     """The view; when this tab's inputs have changed since its last plan, with the new plan's pick chosen.
 
     A layout that came with the address of a first visit stays.

@@ -15,7 +15,7 @@ import streamlit as st
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.job import Job, detect_here, pins_of, write_job
-from tpdpdash.ui import access, run_services, state
+from tpdpdash.ui import access, job_state, run_services
 from tpdpdash.units import GIB
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tpdpdash.run.rehearsal import Rehearsal
     from tpdpdash.run.slurm import SlurmPartition
     from tpdpdash.search.plan import Plan
-    from tpdpdash.ui.state import JobState
+    from tpdpdash.ui.job_state import JobState
 
 PLANS_KEPT = 16
 ESTIMATES_KEPT = 128
@@ -124,7 +124,7 @@ def read_local_cluster() -> tuple[ClusterSpec, tuple[Fault, ...]]:
 
 def read_described_cluster(view: JobState) -> tuple[ClusterSpec, tuple[Fault, ...]]:
     """The cluster of the view, and what was assumed of it. Raises InvalidInputError with every fault."""
-    return _cluster(state.cluster_table(view))
+    return _cluster(job_state.cluster_table(view))
 
 
 def _cluster(table: Mapping[str, object]) -> tuple[ClusterSpec, tuple[Fault, ...]]:

@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import streamlit as st
 
-from tpdpdash.faults import InvalidInputError
 from tpdpdash.job import Job
 from tpdpdash.job_tables import TRAINING_LIMITS
 from tpdpdash.layout.unused import needs
 from tpdpdash.text import t
 from tpdpdash.training import Precision, Training
-from tpdpdash.ui import state
-from tpdpdash.ui.key_words import key_word
+from tpdpdash.ui import parts, state
+from tpdpdash.ui.job_state import JobState
+from tpdpdash.ui.key_words import key_word, layout_word
 from tpdpdash.ui.training_code import keys_of_code, training_code
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -52,13 +52,10 @@ HELP: Mapping[str, str] = {
 }
 
 
-def inputs(view: state.JobState) -> None:
-    """The button that opens them; it says how many are set."""
-    num_set = len(keys_of_code(view.training)) + (view.precision != state.JobState().precision)
-    label = t("Training: {count} set", count=num_set) if num_set else t("Training")
-    with st.popover(label, icon=":material/tune:"):
+def inputs(job: Job | None) -> None:
+    """The button that opens them. job: None while something else of it is wrong, which the plan itself says."""
+    with st.popover(t("Training"), icon=":material/tune:"):  # one name, whatever is set: another would close it
         st.selectbox(key_word("training.precision"), get_args(Precision), **state.bound("precision"))
-        job = _job(view)
         for title, keys in GROUPS.items():
             shown = [key for key in keys if has_meaning(job, key)]
             if shown:
@@ -67,14 +64,29 @@ def inputs(view: state.JobState) -> None:
                 for key in shown:
                     with grid:
                         _input(key)
+                if title == "Optimizer":
+                    grid.selectbox(
+                        layout_word("offload_optimizer"), (True, False), index=None, format_func=_word,
+                        placeholder=t("where little else fits"),
+                        help=t("Frees memory and costs speed; left empty, it is tried where few layouts fit without"),
+                        **state.bound("offload_optimizer"),
+                    )  # fmt: skip
 
 
-def _job(view: state.JobState) -> Job | None:
-    """The Job; None while something else of it is wrong, which the plan itself says."""
-    try:
-        return state.job(view)
-    except InvalidInputError:
-        return None
+def set_words(view: JobState) -> str:
+    """What is set, by name and value: what a plan depends on stands on its page. Empty: nothing."""
+    named = {f"training.{key}": value for key, value in keys_of_code(view.training).items()}
+    if view.precision != JobState().precision:
+        named = {"training.precision": view.precision, **named}
+    if view.offload_optimizer is not None:
+        named["layout.offload_optimizer"] = view.offload_optimizer
+    return " · ".join(f"{parts.literal(key_word(key))} {parts.literal(_word(value))}" for key, value in named.items())
+
+
+def set_keys(training: Training) -> dict[str, object]:
+    """The keys with an input that differ from their defaults."""
+    keys = (key for group in GROUPS.values() for key in group)
+    return {key: value for key in keys if (value := getattr(training, key)) != _defaults()[key]}
 
 
 def has_meaning(job: Job | None, key: str) -> bool:
@@ -82,9 +94,10 @@ def has_meaning(job: Job | None, key: str) -> bool:
     if job is None:
         return True
     if key == "mtp_num_layers":
-        return job.model.mtp_num_layers > 0 or job.training.mtp_num_layers is not None
+        kinds = job.model.is_moe or job.model.mtp_num_layers > 0
+        return kinds or job.training.mtp_num_layers is not None
     _, is_met = needs(job.model, job.training, None).get(key, ("", True))
-    return is_met
+    return is_met or getattr(job.training, key) != _defaults()[key]  # what was set can be taken back
 
 
 @cache
