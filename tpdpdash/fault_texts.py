@@ -319,6 +319,7 @@ FAULT_TEXTS: dict[str, str] = {
     "builtin_no_bias": "{field} is {value}: the built-in worker has biases on query, key and value only; "
     "nearest: {nearest}",
     "builtin_qk_norm": "{field} is {value}: the built-in worker knows none and head; nearest: {nearest}",
+    "builtin_no_window": "{field} is {value}: the built-in worker attends to all tokens before; nearest: {nearest}",
     "builtin_no_other_value_head": "{field} is {value}: the built-in worker's value heads are as wide as its query "
     "heads; nearest: {nearest}",
     "builtin_no_extra_parameters": "{field} is {value}: the built-in worker does not build them; nearest: {nearest}",

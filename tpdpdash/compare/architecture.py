@@ -26,6 +26,8 @@ PADDED_VOCAB, PADDED_TO = "flash-attn training", 8
 training/configs/model/gpt2.yaml."""
 BIASED_EXPERTS, EVERY_SECOND = "gpt-oss", "llama4-maverick"
 """Families whose experts have biases, and whose every second layer is dense."""
+WINDOWS: dict[str, tuple[int, int]] = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6)}
+"""Families with a sliding window, and of how many layers one has none, by their models' config.json."""
 MLA_COLUMNS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -67,6 +69,7 @@ def model_of(cells: Cells) -> ModelSpec:
         attention_output_bias=biased,
         mlp_bias=biased or cells.word("model_family").startswith(BIASED_EXPERTS),
         qk_norm="head" if has_flag(notes, "qk-layernorm") else "none",
+        **_windows(cells, layers),
         **_experts(cells, hidden),
         **mla,
     )
@@ -177,6 +180,12 @@ def _experts(cells: Cells, hidden: int) -> dict[str, Any]:
         "moe_layer_interval": 2 if cells.word("model_family").startswith(EVERY_SECOND) else 1,
         "dense_layers": dense_layers_of(cells.text("notes")),
     }
+
+
+def _windows(cells: Cells, layers: int) -> dict[str, Any]:
+    family = cells.word("model_family")
+    window, every = next((known for name, known in WINDOWS.items() if family.startswith(name)), (0, 1))
+    return {"sliding_window": window, "sliding_layers": layers - layers // every} if window else {}
 
 
 def _shared_width(cells: Cells, width: int) -> int:

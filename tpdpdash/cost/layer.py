@@ -26,6 +26,7 @@ from tpdpdash.cost.operators import (
 )
 from tpdpdash.cost.parameters import kv_heads_per_rank, pairs_of, sequence_split
 from tpdpdash.elementwise import choose, rounded
+from tpdpdash.model.counts import attended_len
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 
@@ -223,10 +224,11 @@ def _core_attention(
     model: ModelSpec, training: Training, habits: FrameworkHabits, rates: DeviceRates, tokens: Numeric, tp: Numeric
 ) -> AttentionSeconds:
     """Core attention over heads / tp. Under context parallelism each rank's tokens meet all keys, evenly balanced.
-    Fused attention skips what lies outside of packed sequences; scores that are written out are masked there."""
+    Fused attention skips what lies outside of packed sequences and windows; scores that are written out are masked
+    there."""
     heads, dq, dv = model.num_attention_heads / tp, model.query_head_dim, model.value_head_dim
     if training.attention == "flash":
-        return flash_attention_s(tokens, training.attended_len, heads, dq, dv, rates)
+        return flash_attention_s(tokens, attended_len(model, training.attended_len), heads, dq, dv, rates)
     dropout = training.dropout > 0
     return naive_attention_s(tokens, training.seq_len, heads, dq, dv, rates, dropout, habits.traffic_frac)
 

@@ -131,6 +131,7 @@ _UNBUILT_PARTS: tuple[Rule, ...] = (
     _of_model("builtin_no_bias", "lm_head_bias", lambda model: model.lm_head_bias, False),
     _of_model("builtin_qk_norm", "qk_norm", lambda model: model.qk_norm not in ("none", "head"), "head"),
     _of_model("builtin_no_other_value_head", "v_head_dim", lambda m: m.v_head_dim not in (0, m.head_dim), 0),
+    _of_model("builtin_no_window", "sliding_window", lambda m: m.sliding_window * m.sliding_layers > 0, 0),
     _of_model("builtin_no_extra_parameters", "extra_parameters", lambda m: m.extra_parameters > 0, 0),
     _of_model(
         "builtin_no_extra_parameters",

@@ -16,6 +16,7 @@ from tpdpdash.model.rules import LIMITS, build_spec
 from tpdpdash.model.section import ABSENT, Section
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.model.variants import VARIANTS
+from tpdpdash.model.windows import num_sliding_layers, sliding_window
 from tpdpdash.model.wrappers import decoder_section
 
 PREDICTION_KEY = "num_nextn_predict_layers"
@@ -128,6 +129,16 @@ def _read_prediction(reading: _Reading) -> None:
     reading.values["mtp_num_layers"] = 0 if value is ABSENT or value is None else value
 
 
+def _read_window(reading: _Reading) -> None:
+    """Attention that sees a window only, and in how many layers."""
+    values, section = reading.values, reading.section
+    values["sliding_window"] = sliding_window(section)
+    reading.labels["sliding_window"] = section.label("sliding_window")
+    layers = reading.whole("num_layers")
+    if layers and reading.whole("sliding_window"):
+        values["sliding_layers"] = num_sliding_layers(section, layers, reading.family.full_every)
+
+
 def _place_experts(reading: _Reading) -> None:
     """Which layers route to experts; a model without experts keeps none of their fields."""
     values, name = reading.values, reading.family.moe_layers
@@ -201,7 +212,7 @@ def read_config_table(config: Mapping[str, object], file: str) -> ReadModel:
         if rule.keys:
             _read_rule(reading, name, rule)
     _check_requirements(reading)
-    for step in (_derive, _apply_variant, _read_prediction, _place_experts):
+    for step in (_derive, _apply_variant, _read_prediction, _read_window, _place_experts):
         try:
             step(reading)
         except InvalidInputError as error:

@@ -237,12 +237,24 @@ def _active_matrix_elements(spec: ModelSpec, moe: bool) -> int:
 
 
 @lru_cache(maxsize=FACTS_CACHED)
+def attended_len(spec: ModelSpec, seq_len: float) -> float:
+    """Tokens of the causal sequence in which a token would meet as many keys as it does in the mean of the layers.
+
+    Of s tokens in a row one meets s / 2 keys in the mean; with a window of w ≤ s keys w − w² / 2s, as many as in a
+    sequence of w (2 − w / s). Every layer stands for the mean: windows alternate with full layers.
+    """
+    window = min(float(spec.sliding_window), seq_len)
+    frac = min(1.0, spec.sliding_layers / spec.num_layers) if window else 0.0
+    return (1.0 - frac) * seq_len + frac * window * (2.0 - window / seq_len) if frac else seq_len
+
+
 def forward_flops_per_token(spec: ModelSpec, seq_len: int, causal: bool) -> FlopCounts:
     """Model FLOPs of the forward pass for one token of a sequence of `seq_len` tokens [FLOPs per token].
 
     gemm = 2 · (active matrix elements of all layers); head = 2 · h · V;
     attention = L · 2 · s · a · (d_qk + d_v), scores and weighted values; half of it when `causal`, since the masked
-    half needs no work. With d_qk = d_v = h / a, plain MLP and causal = False, times 3 and times the tokens, this is
+    half needs no work, nor does what lies before a sliding window (`attended_len`).
+    With d_qk = d_v = h / a, plain MLP and causal = False, times 3 and times the tokens, this is
     72 B s L h² (1 + s / 6h + V / 12hL): Narayanan 2021 (arXiv:2104.04473) equation 3 without its recomputation
     (96 → 72), and Korthikanti 2022 (arXiv:2205.05198) appendix A, equation 7. Each multi-token prediction module is one
     more layer with its projection, and runs the head once more, as Megatron counts it. Left out: norms, softmax,
@@ -257,9 +269,9 @@ def forward_flops_per_token(spec: ModelSpec, seq_len: int, causal: bool) -> Flop
     if moe_layers:
         elements += moe_layers * _active_matrix_elements(spec, moe=True)
     elements += k * prediction_parameters(spec).projection
-    scores_and_values = 2.0 * L * s * a * (spec.query_head_dim + spec.value_head_dim)
+    keys = attended_len(spec, s) / 2 if causal else s
     return FlopCounts(
         gemm=2.0 * elements,
-        attention=scores_and_values / 2 if causal else scores_and_values,
+        attention=2.0 * L * keys * a * (spec.query_head_dim + spec.value_head_dim),
         head=2.0 * h * V * (1 + k),
     )

@@ -56,6 +56,8 @@ class Family:
     """Function of variants.py; empty for none."""
     ffn_multiple: int = 0
     """Inner width of the MLP in multiples of hidden_size where the config does not give it."""
+    full_every: int = 0
+    """Every n-th layer attends to all keys where the config has a sliding window and says no more; 0 = none does."""
     position_offset: int = 0
     """Rows of the position table beyond what the config says."""
 
@@ -89,6 +91,7 @@ def _family(tables: Mapping[str, Mapping[str, Any]], model_type: str) -> Family:
         moe_layers=table.get("moe_layers", ""),
         variant=table.get("variant", ""),
         ffn_multiple=table.get("ffn_multiple", 0),
+        full_every=table.get("full_every", 0),
         position_offset=table.get("position_offset", 0),
     )
 

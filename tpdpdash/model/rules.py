@@ -42,6 +42,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "qk_rope_head_dim": _PART,
     "v_head_dim": _PART,
     "mtp_num_layers": (0, 16),
+    "sliding_window": (0, 2**31),
+    "sliding_layers": (0, 10_000),
     "extra_parameters_per_layer": (0, 2**40),
     "extra_parameters": (0, 2**40),
 }

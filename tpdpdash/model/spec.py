@@ -70,6 +70,10 @@ class ModelSpec:
     """MLA: part of a query/key head without rotary embedding."""
     qk_rope_head_dim: int = 0
     """MLA: rotary part of a query/key head."""
+    sliding_window: int = 0
+    """Keys that a token meets in a layer with a sliding window, itself included; 0 = all before it."""
+    sliding_layers: int = 0
+    """Layers whose attention has that window."""
     v_head_dim: int = 0
     """Width of one value head where it differs from head_dim (MLA); 0 = head_dim."""
     router_bias: bool = False

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tpdpdash.model.counts import (
     TRAINING_FLOPS_PER_FORWARD_FLOP,
+    attended_len,
     forward_flops_per_token,
     layer_parameters,
     num_moe_layers,
@@ -102,3 +103,22 @@ def test_biases_cost_parameters_but_no_gemm_flops() -> None:
     bare = replace(spec, qkv_bias=False, attention_output_bias=False, mlp_bias=False)
     assert parameter_counts(bare).total < parameter_counts(spec).total
     assert forward_flops_per_token(bare, 1024, causal=True) == forward_flops_per_token(spec, 1024, causal=True)
+
+
+def test_a_window_counts_the_keys_that_tokens_meet():
+    spec = replace(preset("llama-3-8b"), sliding_window=4, sliding_layers=32)
+    met = [min(place + 1, 4) for place in range(1000)]
+    assert attended_len(spec, 1000) / 2 == pytest.approx(sum(met) / 1000, rel=2e-3)  # s / 2 stands for (s + 1) / 2
+    assert attended_len(replace(spec, sliding_layers=16), 1000) == (1000 + attended_len(spec, 1000)) / 2
+    assert attended_len(spec, 4) == attended_len(spec, 3) + 1 == 4, "a sequence within the window is met whole"
+    assert attended_len(replace(spec, sliding_layers=0), 1000) == 1000
+
+
+def test_work_behind_a_window_is_not_counted_where_the_mask_counts():
+    spec = preset("gpt-oss-20b")
+    whole = replace(spec, sliding_window=0, sliding_layers=0)
+    windowed, full = (forward_flops_per_token(each, 8192, causal=True) for each in (spec, whole))
+    assert (windowed.gemm, windowed.head) == (full.gemm, full.head)
+    # 12 of 24 layers, each with 254 of 8,192 tokens' worth of keys: 128 · (2 − 128 / 8192)
+    assert windowed.attention == pytest.approx(full.attention * (0.5 + 0.5 * 254 / 8192))
+    assert forward_flops_per_token(spec, 8192, causal=False) == forward_flops_per_token(whole, 8192, causal=False)

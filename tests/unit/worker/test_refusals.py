@@ -97,6 +97,7 @@ UNRUNNABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ("builtin_no_bias", "model.lm_head_bias", {}, {"lm_head_bias": True}, {}),
     ("builtin_qk_norm", "model.qk_norm", {}, {"qk_norm": "full"}, {}),
     ("builtin_no_other_value_head", "model.v_head_dim", {}, {"v_head_dim": 32}, {}),
+    ("builtin_no_window", "model.sliding_window", {}, {"sliding_window": 8, "sliding_layers": 1}, {}),
     ("builtin_no_extra_parameters", "model.extra_parameters_per_layer", {}, {"extra_parameters_per_layer": 4}, {}),
     ("builtin_no_extra_parameters", "model.extra_parameters", {}, {"extra_parameters": 4}, {}),
     ("builtin_vocabulary_not_divisible", "model.vocab_size", {}, {"vocab_size": 257}, {}),
@@ -146,6 +147,7 @@ ONLY_OF_EXPERTS = {
     "router_bias",
     "shared_expert_gate",
 }
+ONLY_OF_WINDOWS = {"sliding_layers"}
 ONLY_OF_MLA = {"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"}
 
 
@@ -153,7 +155,7 @@ def test_every_fact_of_a_model_is_built_or_refused() -> None:
     """A fact that is added to ModelSpec must not be left out of the trained model without a word."""
     refused = {rule.field.removeprefix("model.") for rule in BUILTIN_RULES if rule.field.startswith("model.")}
     trained_where_asked = {"mtp_num_layers"}
-    known = BUILT | ONLY_OF_EXPERTS | ONLY_OF_MLA | refused | trained_where_asked | {"name", "source"}
+    known = BUILT | ONLY_OF_EXPERTS | ONLY_OF_MLA | ONLY_OF_WINDOWS | refused | trained_where_asked | {"name", "source"}
     assert {field.name for field in fields(ModelSpec)} - known == set()
 
 
