@@ -13,29 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpdpdash.faults import Fault
+from tpdpdash.run.rank_logs import MAX_ERROR
 from tpdpdash.run.status import FirstFailure
 
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused|aborted)|broken pipe|connect(ion)? to peer|closed by peer|recvValue failed"
     r"|remote process exited|ncclRemoteError|NCCL communicator was aborted|failed to (recv|send)|Socket Timeout"
-    r"|timed out (waiting|after)|DistNetworkError|DistStoreError|connectFullMesh|Application timeout|SignalException",
+    r"|timed out (waiting|after)|Watchdog caught collective"
+    r"|DistNetworkError|DistStoreError|connectFullMesh|Application timeout|SignalException",
     re.IGNORECASE,
 )
-_REPORTED = re.compile(
-    r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s*: (?P<exit>-?\d+) \(pid: (?P<pid>\d+)\)"
-)
-_REPORTED_SHORT = re.compile(r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)")
-_CLOSED = re.compile(r"Sending process (?P<pid>\d+) closing signal SIGTERM")
-_FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
 _AGENT_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (?P<number>\d+)")
 _SRUN_TELLS = re.compile(r"^srun: error: (?P<what>\S+: task.*)$", re.MULTILINE)
 _NAMES_ERROR = re.compile(r"\w*(Error|Exception)\b|errno|failed|fatal|cannot")
-_TRACEBACK = "Traceback (most recent call last):"
-_RAISED_FROM = "The above exception was the direct cause of the following exception:"
-_SOURCE_LINE = re.compile(r"\[/\S+\.(cc|cpp|cu|h|hpp):\d+\] ")
 _CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
 _MAX_LINES = 40
-_MAX_ERROR = 1000
 SILENT_S = 15.0
 """A rank tells something every second; one that told nothing for longer before its peers gave up kept them waiting."""
 
@@ -89,61 +81,6 @@ def signal_name(exit_code: int | None) -> str | None:
         return f"signal {number}" if number else None
 
 
-def reported_exits(agent_log: str, *, is_only_machine: bool = True) -> tuple[dict[int, int], set[int]]:
-    """Exit code by rank, and the ranks that the agent itself ended, from what one machine's agent wrote.
-
-    Of several machines only the agent's last report counts: its other lines number the ranks within the machine.
-
-    The agent signals only ranks that still live: one that ended by SIGTERM without the agent's was somebody else's.
-    """
-    exits: dict[int, int] = {}
-    pids: dict[int, int] = {}
-    for pattern in (_REPORTED_SHORT, _REPORTED) if is_only_machine else (_REPORTED,):
-        for match in pattern.finditer(agent_log):
-            exits[int(match["rank"])] = int(match["exit"])
-            pids[int(match["pid"])] = int(match["rank"])
-    ended = set()
-    for pattern, exit_code in ((_CLOSED, -signal.SIGTERM), (_FORCED, -signal.SIGKILL)):
-        ranks = {pids[int(match["pid"])] for match in pattern.finditer(agent_log) if int(match["pid"]) in pids}
-        ended |= {rank for rank in ranks if exits[rank] == exit_code}
-    return exits, ended
-
-
-def traceback_in(stderr: str) -> tuple[str, str] | None:
-    """The last traceback of a rank's stderr and its last line: ("ValueError: boom", whole text)."""
-    start = stderr.rfind(_TRACEBACK)
-    if start < 0:
-        return None
-    lines = stderr[start:].splitlines()
-    end = next((i for i, line in enumerate(lines[1:], 1) if line and not line[0].isspace()), len(lines) - 1)
-    return lines[end].strip(), "\n".join(lines[: end + 1])
-
-
-def told_error(error: str, traceback: str) -> str:
-    """An exception in one line, its cause first where it was raised from one.
-
-    A pipeline wraps whatever fails in a stage ("Failed to run stage backward" and the shapes of its tensors), a lost
-    connection too: only the cause tells a rank's own failure from that of its peer.
-    """
-    told, cause = _one_line(error), _raised_from(traceback)
-    return (f"{_one_line(cause)} ({told})" if cause is not None else told)[:_MAX_ERROR]
-
-
-def _raised_from(traceback: str) -> str | None:
-    """Last line of the exception with which a chain of `raise … from …` began; None where there is no chain."""
-    found, rest = None, traceback
-    while (start := rest.rfind(_TRACEBACK)) > 0 and rest[:start].rstrip().endswith(_RAISED_FROM):
-        rest = rest[:start].rstrip().removesuffix(_RAISED_FROM)
-        cause = traceback_in(rest)
-        found = cause[0] if cause is not None else found
-    return found
-
-
-def _one_line(error: str) -> str:
-    """Without line ends, and without where in torch's own sources it was raised."""
-    return _SOURCE_LINE.sub("", " ".join(error.split()))
-
-
 def first_failure(
     ends: Sequence[RankEnd], *, agent_exit: int | None, agent_died_t: float | None = None, agent_log: str = ""
 ) -> FirstFailure | None:
@@ -156,7 +93,9 @@ def first_failure(
         return FirstFailure(code="agent_killed", signal=agent_signal, exit_code=agent_exit, error=_on_node(agent_log))
     left = _left_early(ends, by_weight)
     if left is not None:
-        return FirstFailure(code="rank_left_early", rank=left.rank, exit_code=0, others=_others(by_weight, left))
+        return FirstFailure(
+            code="rank_left_early", rank=left.rank, exit_code=left.exit_code, others=_others(by_weight, left)
+        )
     silent = _fell_silent(ends, by_weight)
     if silent is not None:
         return FirstFailure(code="rank_silent", rank=silent.rank, others=_others(by_weight, silent))
@@ -174,7 +113,7 @@ def _weight(end: RankEnd) -> int:
     """0 a cause of its own, 1 a lost connection, 2 ended by the agent."""
     if end.was_ended_by_agent:
         return 2
-    if end.error is not None and end.signal_name is None:
+    if end.error is not None and end.signal_name in (None, "SIGABRT"):
         return 1 if _CONSEQUENCE.search(end.error) else 0
     return 0
 
@@ -212,7 +151,9 @@ def _others(failed: Sequence[RankEnd], first: RankEnd) -> tuple[tuple[int, str],
 
 def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailure:
     name = end.signal_name
-    if name in _CRASHES:
+    if _weight(end) == 1:
+        code = "rank_lost_peers"
+    elif name in _CRASHES:
         code = "rank_crashed"
     elif name == "SIGKILL":
         code = "rank_killed"
@@ -221,7 +162,7 @@ def _failure_of(end: RankEnd, others: tuple[tuple[int, str], ...]) -> FirstFailu
     elif end.error is None:
         code = "rank_exited"
     else:
-        code = "rank_lost_peers" if _weight(end) else "rank_raised"
+        code = "rank_raised"
     return FirstFailure(
         code=code,
         rank=end.rank,
@@ -264,7 +205,7 @@ def _agent_failure(agent_exit: int | None, agent_log: str) -> FirstFailure:
     error = next((line for line in lines if _NAMES_ERROR.search(line)), lines[-1] if lines else None)
     tail = "\n".join(agent_log.splitlines()[-_MAX_LINES:])
     return FirstFailure(
-        code="agent_failed", exit_code=agent_exit, error=error and error[:_MAX_ERROR], traceback=tail or None
+        code="agent_failed", exit_code=agent_exit, error=error and error[:MAX_ERROR], traceback=tail or None
     )
 
 

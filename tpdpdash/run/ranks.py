@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpdpdash.run.failure import RankEnd, reported_exits, told_error, traceback_in
+from tpdpdash.run.failure import RankEnd
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.processes import ProcessId, belongs_to_run
+from tpdpdash.run.rank_logs import reported_exits, told_error, traceback_in, watchdog_error
 from tpdpdash.run.status import PHASES
 from tpdpdash.telemetry.files import RankFiles
 from tpdpdash.telemetry.regular import open_regular
@@ -207,7 +208,8 @@ class Ranks:
         if found is not None:
             return replace(end, error=told_error(found[0], stderr), traceback=found[1])
         last_lines = "\n".join([line for line in stderr.splitlines() if not _PROFILER.match(line)][-20:])
-        return replace(end, traceback=last_lines or None)
+        aborted_by = watchdog_error(stderr) if end.signal_name == "SIGABRT" else None
+        return replace(end, error=aborted_by, traceback=last_lines or None)
 
     def summary(self) -> list[dict[str, Any]]:
         """Measured facts of each rank, for summary.json."""

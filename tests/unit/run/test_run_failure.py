@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tpdpdash.run.failure import (
-    SILENT_S,
-    RankEnd,
-    failure_fault,
-    first_failure,
-    reported_exits,
-    signal_name,
-    told_error,
-    traceback_in,
-)
+from tpdpdash.run.failure import SILENT_S, RankEnd, failure_fault, first_failure, signal_name
+from tpdpdash.run.rank_logs import reported_exits, told_error, traceback_in, watchdog_error
 from tpdpdash.run.ranks import tail_text
 from tpdpdash.text import fault_text
 
@@ -119,11 +111,40 @@ def test_a_rank_that_fell_silent_is_the_cause_where_the_others_only_waited_in_va
         assert (failure.code, failure.rank) == (code, 0)
 
 
+WATCHDOG = (
+    "[rank1]:[E1201 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600011 milliseconds before timing out.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+
+
+def test_ranks_that_nccls_watchdog_aborted_are_not_the_cause_and_who_kept_them_waiting_is() -> None:
+    error = watchdog_error(WATCHDOG)
+    assert error is not None
+    assert error.startswith("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12")
+    aborted = RankEnd(rank=0, exit_code=-6, error=error, traceback=WATCHDOG, died_t=700.0, last_t=700.0)
+    held = RankEnd(rank=1, exit_code=-9, died_t=720.0, last_t=99.0, was_ended_by_agent=True)
+    raised = RankEnd(rank=1, exit_code=1, error="ValueError: boom", error_t=705.0)
+    crashed = replace(raised, exit_code=-11, error=None)
+    for other, code in ((held, "rank_silent"), (raised, "rank_raised"), (crashed, "rank_crashed")):
+        failure = first_failure([aborted, other], agent_exit=1)
+        assert failure is not None
+        assert (failure.code, failure.rank) == (code, 1)
+    failure = first_failure([aborted, replace(aborted, rank=1, died_t=701.0)], agent_exit=1)
+    assert failure is not None
+    assert (failure.code, failure.rank) == ("rank_lost_peers", 0)
+    assert watchdog_error("double free or corruption (out)\nAborted") is None
+    own = first_failure([replace(aborted, error=None)], agent_exit=1)
+    assert own is not None
+    assert own.code == "rank_crashed"
+
+
 def test_a_rank_that_left_in_peace_too_early_is_named_and_not_the_peers_that_missed_it() -> None:
     ends = [RankEnd(rank=0, exit_code=1, error=CLOSED, error_t=10.2), RankEnd(rank=1, died_t=10.0)]
     failure = first_failure(ends, agent_exit=1)
     assert failure is not None
     assert (failure.code, failure.rank, failure.others) == ("rank_left_early", 1, ((0, CLOSED),))
+    assert failure.exit_code is None, "no agent told one: it may be another machine's"
 
 
 def test_a_killed_agent_is_the_cause_unless_a_rank_had_raised_before() -> None:
