@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any, TypeVar
 
 from tpdpdash.compare.cells import Cells, UnreadableRowError
+from tpdpdash.compare.named_model import MAX_SIZE, preset_named
 from tpdpdash.compare.notes import dense_layers_of, has_flag, is_megatron_command_line, option
 from tpdpdash.layout.frameworks import MEGATRON
-from tpdpdash.model.presets import preset, preset_names
 from tpdpdash.model.spec import ModelSpec, Norm
 from tpdpdash.units import ceil_div
 
 T = TypeVar("T")
-MAX_LAYERS, MAX_SIZE, MAX_EXPERTS = 10_000, 10_000_000, 100_000
+MAX_LAYERS, MAX_EXPERTS = 10_000, 100_000
 HEAD_DIM = 128
 """Width of a head where none is stated."""
 FFN_FACTOR = 4
@@ -73,24 +72,6 @@ def model_of(cells: Cells) -> ModelSpec:
         **_experts(cells, hidden),
         **mla,
     )
-
-
-def preset_named(cells: Cells) -> ModelSpec | None:
-    """The preset that a row names which states no size at all; "Llama 3.1 70B" is llama-3.1-70b."""
-    if any(cells.whole(name, MAX_SIZE) for name in ("num_layers", "hidden")):
-        return None
-    name = _plain_presets().get(_letters(cells.text("model_name")))
-    return preset(name) if name else None
-
-
-@cache
-def _plain_presets() -> dict[str, str]:
-    return {_letters(name): name for name in preset_names()}
-
-
-def _letters(name: str) -> str:
-    """A name without what separates its words."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _as_named(cells: Cells, known: ModelSpec) -> ModelSpec:

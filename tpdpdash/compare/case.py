@@ -12,9 +12,11 @@ from tpdpdash.compare.architecture import model_of
 from tpdpdash.compare.cells import Cells, UnreadableRowError
 from tpdpdash.compare.conditions import cluster_of, framework_of, training_of
 from tpdpdash.compare.degrees import Degrees, degrees_of
+from tpdpdash.compare.layout_words import with_layout_words
+from tpdpdash.compare.named_model import fill_from_preset
 from tpdpdash.compare.notes import has_flag, is_megatron_command_line, option
 from tpdpdash.compare.row_layout import layout_of
-from tpdpdash.compare.table import OVERFLOW, Row
+from tpdpdash.compare.table import OVERFLOW, TOTAL_SPEED, Row
 from tpdpdash.layout.layout import Layout
 from tpdpdash.layout.prediction import trained_model
 from tpdpdash.model.spec import ModelSpec
@@ -125,7 +127,8 @@ def read_case(number: int, row: Row) -> Case:
     """One row. Raises UnreadableRowError."""
     if OVERFLOW in row:
         raise UnreadableRowError("ragged_row", "", row[OVERFLOW])
-    cells = Cells(row=row)
+    cells = Cells(row=with_layout_words(row))
+    fill_from_preset(cells)
     model = model_of(cells)
     degrees = degrees_of(cells)
     cluster = cluster_of(cells, degrees.num_devices)
@@ -162,12 +165,13 @@ def _step_s(cells: Cells, training: Training, degrees: Degrees) -> float | None:
     """Step time as printed, else tokens of a step over tokens per second; None where neither is stated, or where the
     time is that of a batch which is not."""
     printed = cells.measured("step_time_s")
-    speed = cells.measured("tokens_per_sec_per_gpu")
+    total, each = cells.measured(TOTAL_SPEED), cells.measured("tokens_per_sec_per_gpu")
     whose = {"global_batch", "seq_len"}.isdisjoint(cells.inferred)
-    if speed is None or (printed is not None and whose):
+    if printed is not None and (whose or (each is None and total is None)):
         return printed if whose else None
-    devices = cells.whole("num_gpus", 10_000_000) or degrees.num_devices
-    return training.tokens_per_step / speed / devices
+    if each is not None:
+        total = each * (cells.whole("num_gpus", 10_000_000) or degrees.num_devices)
+    return None if total is None else training.tokens_per_step / total
 
 
 def _bytes(cells: Cells, column: str) -> float | None:

@@ -53,14 +53,19 @@ NVIDIA_RECIPES = ("nemo", "megatron-bridge")
 """Words in the framework's name."""
 USUAL_DEVICES = ("V100-SXM2-32GB", "A100-SXM4-80GB", "H100-SXM5-80GB", "GH200-96GB")
 """What is meant by a chip's name alone: the board on which clusters have it."""
-_COUNT = re.compile(r"\b\d+\s*[x\u00d7]\s|\s[x\u00d7]\s*\d+\b", re.IGNORECASE)
-"""Devices that are counted beside their name: "8x H100"."""
+_COUNT = re.compile(
+    r"^\d+\s*[x\u00d7*]\s*(?=[a-z])|^\d+\s+(?=[a-z])|\s[x\u00d7]\s*\d+$|(?<=\d)[x\u00d7*]\d+$|\s*\bgpus?$|(?<=[\dx])s$",
+    re.IGNORECASE,
+)
+"""Devices that are counted beside their name: "8x H100", "8xH100", "H100 x 8", "64 H100s", "H100 GPUs"."""
 OPTIMIZERS: dict[str, Optimizer] = {"muon": "muon", "sgd": "sgd", "lion": "lion", "adam8bit": "adam8bit"}
 
 
 def cluster_of(cells: Cells, num_devices: int) -> ClusterSpec | None:
     """The catalogue's device in nodes as stated, with the network that the row states. None: unknown hardware."""
-    per_node, hardware = cells.whole("gpus_per_node", MAX_PER_NODE), _COUNT.sub(" ", cells.text("hardware")).strip()
+    per_node, hardware = cells.whole("gpus_per_node", MAX_PER_NODE), cells.text("hardware")
+    if not matching_devices(hardware):
+        hardware = _COUNT.sub(" ", hardware).strip()
     usual = [device for device in matching_devices(hardware) if device in USUAL_DEVICES]
     if len(usual) == 1 and len(matching_devices(hardware)) > 1:
         cells.infer("hardware")

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from tpdpdash.compare.architecture import num_experts_of
 from tpdpdash.compare.cells import Cells
 from tpdpdash.compare.conditions import MAX_BATCH, MAX_DEVICES, MAX_SEQUENCE, SEQ_LEN
+from tpdpdash.compare.table import TOTAL_SPEED
 from tpdpdash.units import ceil_div
 
 MAX_STAGES = 4096
+ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum", "accum", "num_microbatches")
+"""Columns that state the microbatches of a step."""
 SPEED_ROUNDING = 0.05
 """By how much a printed time and a printed speed may contradict each other."""
 FULL_DEVICE_TOKENS = 16_384
@@ -50,7 +53,9 @@ def degrees_of(cells: Cells) -> Degrees:
         cells.infer("num_gpus")
         if not stated_dp:
             cells.infer("dp")
-            dp = _replicas_by_speed(cells, split) or _expert_replicas(cells, tp * cp)
+            dp = (
+                _replicas_by_accumulation(cells) or _replicas_by_speed(cells, split) or _expert_replicas(cells, tp * cp)
+            )
     elif world % split:
         cells.infer("num_gpus")
     else:
@@ -61,16 +66,36 @@ def degrees_of(cells: Cells) -> Degrees:
     return Degrees(tp=tp, cp=cp, pp=pp, dp=dp, micro_batch_size=micro, global_batch_size=batch)
 
 
-def _replicas_by_speed(cells: Cells, split: int) -> int | None:
-    """Data parallel ranks as a batch, its time and the tokens per second of each device make them; None where one of
-    these is not stated, or where they make no whole number."""
-    step_s, speed = cells.measured("step_time_s"), cells.measured("tokens_per_sec_per_gpu")
-    batch, seq_len = cells.whole("global_batch", MAX_BATCH), cells.whole("seq_len", MAX_SEQUENCE)
-    if not (step_s and speed and batch and seq_len):
+def _replicas_by_accumulation(cells: Cells) -> int | None:
+    """Data parallel ranks by which a global batch is micro-batch · microbatches · ranks; None where one of these is not
+    stated, or they do not divide."""
+    batch, micro = cells.whole("global_batch", MAX_BATCH), cells.whole("micro_batch", MAX_BATCH)
+    steps = next((n for name in ACCUMULATION if (n := cells.whole(name, MAX_BATCH))), None)
+    if not (batch and micro and steps) or batch % (micro * steps):
         return None
-    replicas = batch * seq_len / step_s / speed / split
+    replicas = batch // (micro * steps)
+    return replicas if replicas <= MAX_DEVICES else None
+
+
+def _replicas_by_speed(cells: Cells, split: int) -> int | None:
+    """Data parallel ranks as the tokens per second of all devices and of each make them; None where one of these is not
+    stated, or where they make no whole number."""
+    total, speed = _tokens_per_s(cells), cells.measured("tokens_per_sec_per_gpu")
+    if not (total and speed):
+        return None
+    replicas = total / speed / split
     whole = round(replicas)
     return whole if 1 <= whole <= MAX_DEVICES and abs(replicas / whole - 1) <= SPEED_ROUNDING else None
+
+
+def _tokens_per_s(cells: Cells) -> float | None:
+    """Tokens per second of all devices: as stated, else of a batch in its time."""
+    stated = cells.measured(TOTAL_SPEED)
+    if stated:
+        return stated
+    step_s = cells.measured("step_time_s")
+    batch, seq_len = cells.whole("global_batch", MAX_BATCH), cells.whole("seq_len", MAX_SEQUENCE)
+    return batch * seq_len / step_s if step_s and batch and seq_len else None
 
 
 def _expert_replicas(cells: Cells, ranks: int) -> int:

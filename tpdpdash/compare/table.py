@@ -26,7 +26,9 @@ PRESET = "model_name"
 SEPARATORS = (",", ";", "\t", "|")
 _DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 """A number as it is written where cells are set apart by semicolons because the comma is taken."""
-TIME_COLUMNS = ("step_time_s", "tokens_per_sec_per_gpu")
+TOTAL_SPEED = "tokens_per_sec"
+"""Of all devices together."""
+TIME_COLUMNS = ("step_time_s", "tokens_per_sec_per_gpu", TOTAL_SPEED)
 MEMORY_COLUMNS = (
     "peak_gib",
     "weights_gib",
