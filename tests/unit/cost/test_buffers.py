@@ -91,6 +91,7 @@ def test_torch_pipelines_allocate_a_receive_buffer_for_every_microbatch():
         ("megatron-core", "fp16", 0, 4.0),
         ("megatron-core", "fp16", 1, 1.0),
         ("fsdp2", "fp16", 1, 0.0),
+        ("internevo", "fp16", 1, 1.0),
     ],
 )
 def test_the_update_makes_a_fp32_copy_of_16_bit_gradients(framework, gradient_dtype, zero, bytes_each):
