@@ -230,8 +230,8 @@ def test_lines_for_people_come_from_the_same_figures(tpdpdash, job):
     text = GPT3 + "pp = 8\n"
     figures = tpdpdash("estimate", job(text), "--json").document
     lines = tpdpdash("estimate", job(text)).out
-    mfu, error = figures["throughput"]["mfu"], figures["time"]["error_frac"]
-    assert f"MFU {mfu * 100:.1f} ± {mfu * error * 100:.1f} %" in lines
+    mfu, error = round(100 * figures["throughput"]["mfu"], 1), figures["time"]["error_frac"]
+    assert f"MFU {mfu:.1f} ± {mfu * error:.1f} %" in lines, "the error of the figure as it is shown"
     assert f"{figures['time']['error_from']['rows']} measured runs" in lines
     assert "TP 8 × CP 1 × PP 8 × DP 16 = 1024" in lines
 
