@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 10
 """Worst rows, and reasons of skipped ones."""
+INFERRED_SHOWN = 12
+"""Fields that rows did not state."""
 
 
 def validation_lines(found: Validation) -> list[str]:
@@ -29,6 +31,17 @@ def validation_lines(found: Validation) -> list[str]:
     rows = [miss_cells(prediction) for prediction in found.worst(ROWS_SHOWN)]
     if rows:
         lines += ["", *table([miss_head(t("worst rows")), *rows])]
+    lines += _inferred_lines(found)
     reasons = Counter(fault_text(Fault(code=s.reason, field=s.column, value=s.value)) for s in found.skipped)
     rows = [[format_count(count), reason] for reason, count in reasons.most_common(ROWS_SHOWN)]
     return [*lines, "", *table([[t("skipped"), t("reason")], *rows])] if rows else lines
+
+
+def _inferred_lines(found: Validation) -> list[str]:
+    """What rows did not state, or contradicted, and was inferred: the fields, by the number of their rows."""
+    fields = Counter(name for prediction in found.predictions for name in prediction.case.inferred)
+    if not fields:
+        return []
+    named = ", ".join(f"{name} ({format_count(count)})" for name, count in fields.most_common(INFERRED_SHOWN))
+    more = len(fields) - INFERRED_SHOWN
+    return ["", t("Inferred, by rows: {named}", named=named) + (t(" and {more} more", more=more) if more > 0 else "")]
