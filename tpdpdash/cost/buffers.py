@@ -12,7 +12,7 @@ from tpdpdash.cost.arrays import Floats, column, floats, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import kv_heads_per_rank, layer_shard, sequence_split
 from tpdpdash.cost.stage_activations import tokens_per_microbatch
-from tpdpdash.cost.stage_parameters import StageParameters, shard_sizes
+from tpdpdash.cost.stage_parameters import StageParameters, holds_whole, shard_sizes
 from tpdpdash.cost.stages import StageKinds, layer_types
 from tpdpdash.cost.states import DTYPE_BYTES, compute_bytes, sharded, state_bytes
 from tpdpdash.elementwise import choose, larger, smaller, somewhere
@@ -42,13 +42,16 @@ def stage_buffers(
 ) -> Floats:
     """Communication buffers and workspaces, (n, stages). update: what it makes beyond the room of activations."""
     element, tokens = compute_bytes(training), tokens_per_microbatch(training, columns)
-    gathers = (columns.zero_stage >= 3) & (columns.dp_shard_size * columns.cp > 1)
+    whole = holds_whole(habits, columns)
+    gathers = (columns.zero_stage >= 3) & (columns.dp_shard_size * columns.cp > 1) & ~whole
     sequence = sequence_bytes(model, training, columns)
     kv = kv_heads_per_rank(model, columns.tp) * (model.query_head_dim + model.value_head_dim)
     ring = choose(columns.cp > 1, 2 * element * tokens * kv, 0.0)
     buckets = choose((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
     steady = steady_buffers(model, device, training, habits, columns, kinds)
     gathered = choose(column(gathers), _gathered(training, habits, held), 0.0) if somewhere(gathers) else 0.0
+    if somewhere(whole):
+        gathered = choose(column(whole), _held_whole(training, habits, columns, held), gathered)
     return floats(gathered + update + steady + column(sequence + ring + buckets))
 
 
@@ -137,6 +140,19 @@ def _gathered(training: Training, habits: FrameworkHabits, held: StageParameters
         return floats(element * smaller(live, habits.max_live_parameters))
     gradient = 0.0 if held.is_frozen else element + state_bytes(training, habits).gradients
     return floats(held.largest_unit * (GATHERED_LAYERS * element + gradient) + held.ends * element)
+
+
+def _held_whole(training: Training, habits: FrameworkHabits, columns: LayoutColumns, held: StageParameters) -> Floats:
+    """What a pipeline's stage holds whole between its first and last microbatch, beyond its own shards: gradients, and
+    under ZeRO-3 the weights as compute reads them (under ZeRO-2 they are part of the weights anyway), (n, stages)."""
+    weights = column(choose(columns.zero_stage >= 3, compute_bytes(training), 0.0))
+    gradient = state_bytes(training, habits).gradients
+    total: Floats | float = 0.0
+    of_all = (held.dense + held.adapters, held.experts)
+    for all_held, trained, size in zip(of_all, held.trained, shard_sizes(columns), strict=True):
+        shards = column(size)
+        total = total + choose(shards > 1, weights * all_held, 0.0) + gradient * (1 - 1 / shards) * trained
+    return floats(total)
 
 
 def fp32_gradients(

@@ -32,6 +32,9 @@ class FrameworkHabits:
     implementations."""
     zero2_shards_weights: bool
     """ZeRO 2 shards the fp32 weights too and keeps a gathered copy in the compute precision through a microbatch."""
+    holds_stages_whole: bool
+    """From ZeRO 2 on, a stage of a pipeline gathers its weights for the first microbatch of a step and reduces its
+    gradients after the last; in between it holds both whole and sends nothing."""
     sgd_momentum: bool
     """SGD keeps a momentum."""
     distributes_whole_matrices: bool

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpdpdash.cost.arrays import Floats
+from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.cost.case import Case, case_of
 from tpdpdash.cost.collectives import GroupLink
 from tpdpdash.cost.ends import end_message_counts, end_messages
@@ -34,6 +34,7 @@ from tpdpdash.cost.stage_parameters import stage_parameters
 from tpdpdash.cost.stages import StageKinds, stage_kinds
 from tpdpdash.cost.step import stage_parts
 from tpdpdash.cost.traffic import (
+    data_rhythm,
     exposed_hops_s,
     gathered_parameters,
     gradient_reduction_s,
@@ -93,7 +94,7 @@ class _Place:
         return Message(group=group, what=what, when=when, link=name, **given)
 
 
-def _only(values: Numeric | Floats) -> float:
+def _only(values: Numeric | Floats | Flags) -> float:
     """The figure of the only layout."""
     return float(np.ravel(values)[0])
 
@@ -225,12 +226,11 @@ def _data_messages(place: _Place, estimate: Estimate) -> Iterator[Message]:
     held = stage_parameters(case.model, case.habits, case.columns, place.kinds, case.training)
     zero, trained = estimate.layout.zero_stage, float(np.add(*held.trained)[at])
     gathered = float(gathered_parameters(case, held)[at])
-    reductions = float(place.passes if zero >= 2 else 1)
-    per_microbatch = case.habits.gathers_per_microbatch
-    once = 1.0 if zero else 0.0
-    if zero == 2 and case.habits.zero2_shards_weights:
-        once = float(place.passes)
-    gathers = per_microbatch * place.passes if zero >= 3 else once
+    each, again = data_rhythm(case), case.habits.gathers_per_microbatch - 1
+    reductions = float(place.passes if _only(each.reduces) else 1)
+    gathers = float(zero > 0)
+    if _only(each.gathers):
+        gathers = place.passes * (1 + again * _only(each.gathers_again))
     number = messages_of(case, held, place.kinds)
     reduce_s = float(gradient_reduction_s(case, held, number)[at]) * reductions
     gather_s = float(weight_gather_s(case, held, number)[at]) * gathers
@@ -244,6 +244,6 @@ def _data_messages(place: _Place, estimate: Estimate) -> Iterator[Message]:
         seconds=reduce_s, exposed_s=share * reduce_s,
     )  # fmt: skip
     yield place.message(
-        case.links.shard, "dp", "all-gather", "forward and backward" if zero >= 3 else "forward",
+        case.links.shard, "dp", "all-gather", "forward and backward" if _only(each.gathers_again) else "forward",
         bytes_each=case.rates.element_bytes * gathered, times=gathers, seconds=gather_s, exposed_s=share * gather_s,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpdpdash.cost.adapters import adapted_matrices, adapter_parameters
-from tpdpdash.cost.arrays import Floats, column, floats, of_rows
+from tpdpdash.cost.arrays import Flags, Floats, column, floats, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.parameters import LayerShard, embedding_shard, head_shard, layer_shard, prediction_shard
 from tpdpdash.cost.stages import StageKinds
@@ -87,6 +87,11 @@ def stage_parameters(
         adapters=adapters,
         is_frozen=training is not None and training.trainable == "lora",
     )
+
+
+def holds_whole(habits: FrameworkHabits, columns: LayoutColumns) -> Flags:
+    """Rows whose stages hold weights and gradients whole between the first and the last microbatch of a step (n,)."""
+    return (columns.zero_stage >= 2) & (columns.pp > 1) & habits.holds_stages_whole
 
 
 def shard_sizes(columns: LayoutColumns) -> tuple[Floats, Floats]:

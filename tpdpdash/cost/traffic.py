@@ -6,14 +6,33 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpdpdash.cost.arrays import Floats, column, floats, of_rows
+from tpdpdash.cost.arrays import Flags, Floats, column, floats, of_rows
 from tpdpdash.cost.case import Case
 from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, point_to_point_s, reduce_scatter_s
 from tpdpdash.cost.parameters import sequence_split
 from tpdpdash.cost.passes import hidden
-from tpdpdash.cost.stage_parameters import StageParameters
+from tpdpdash.cost.stage_parameters import StageParameters, holds_whole
 from tpdpdash.cost.stages import StageKinds
 from tpdpdash.elementwise import choose, larger, somewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rhythm:
+    """Which data parallel messages come in every microbatch instead of once a step, each (n, 1)."""
+
+    reduces: Flags
+    """Gradients: from ZeRO-2, since a shard can only add what is reduced."""
+    gathers: Flags
+    """Weights, before the forward pass: under ZeRO-3, and under ZeRO-2 where it shards them."""
+    gathers_again: Flags
+    """Weights, before the backward pass: ZeRO-3."""
+
+
+def data_rhythm(case: Case) -> Rhythm:
+    """What ZeRO and the framework's pipeline make of it."""
+    zero, whole = column(case.columns.zero_stage), column(holds_whole(case.habits, case.columns))
+    shards_weights = zero >= (2 if case.habits.zero2_shards_weights else 3)
+    return Rhythm(reduces=(zero >= 2) & ~whole, gathers=shards_weights & ~whole, gathers_again=(zero >= 3) & ~whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,13 +130,11 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     """Exposed data parallel time. forward_s, backward_s: one microbatch on each stage (n, stages).
 
     Messages hide behind the pass that they run beside, but for one layer's worth: the first gather and the last
-    reduction have nothing beside them. ZeRO-1: gradients once a step beside the last backward, weights beside the first
-    forward. ZeRO-2: gradients in every microbatch; where it shards weights (FSDP), they are gathered in every forward.
-    ZeRO-3: weights besides, in forward and again in backward. forward_s and backward_s are what messages can run
-    beside: without other messages over the same network cards.
+    reduction have nothing beside them. Once a step means gradients beside the last backward and, from ZeRO-1, weights
+    beside the first forward. forward_s and backward_s are what messages can run beside: without other messages over
+    the same network cards.
     """
-    habits, columns = case.habits, case.columns
-    zero = column(columns.zero_stage)
+    habits, columns, each = case.habits, case.columns, data_rhythm(case)
     share = 1 - 1 / larger(kinds.layers, 1.0)
     reduce_beside = choose(column(columns.overlap_grad_reduce), backward_s * share, 0.0)
     gather_beside = choose(column(columns.overlap_param_gather), forward_s * share, 0.0)
@@ -127,15 +144,14 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     gain = habits.hidden_frac
     again = habits.gathers_per_microbatch - 1
     in_forward = hidden(gather_s, gather_beside, gain)
-    each_time = zero >= 2
     # Under ZeRO-3 the second gather and the reduction share backward.
-    in_backward = choose(zero >= 3, again * gather_s, 0.0) + choose(each_time, reduce_s, 0.0)
-    beside = choose(zero >= 3, larger(again_beside, reduce_beside), reduce_beside)
+    in_backward = choose(each.gathers_again, again * gather_s, 0.0) + choose(each.reduces, reduce_s, 0.0)
+    beside = choose(each.gathers_again, larger(again_beside, reduce_beside), reduce_beside)
     exposed_backward = hidden(in_backward, beside, gain)
-    each_forward = zero >= (2 if habits.zero2_shards_weights else 3)
-    per_microbatch = choose(each_forward, in_forward, 0.0) + exposed_backward
-    last_reduction = choose(each_time, 0.0, hidden(reduce_s, reduce_beside, gain))
-    first_gather = choose((zero >= 1) & ~each_forward, in_forward + slices_s(case, kinds), 0.0)
+    per_microbatch = choose(each.gathers, in_forward, 0.0) + exposed_backward
+    last_reduction = choose(each.reduces, 0.0, hidden(reduce_s, reduce_beside, gain))
+    is_sharded = column(columns.zero_stage >= 1)
+    first_gather = choose(is_sharded & ~each.gathers, in_forward + slices_s(case, kinds), 0.0)
     exists = kinds.exists
     return DataSeconds(
         per_microbatch_s=choose(exists, per_microbatch, 0.0),

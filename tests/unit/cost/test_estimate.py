@@ -42,6 +42,7 @@ JOBS = {
     "context": job_of(tp=2, cp=2, seq_len=4096),
     "experts": job_of(model=moe_model(), tp=2, ep=8, etp=1, pp=2),
     "zero 3": job_of(zero_stage=3, framework="fsdp2"),
+    "zero 3 in a pipeline": job_of(pp=2, zero_stage=3, framework="fsdp2"),
     "hybrid shards": job_of(zero_stage=3, dp_shard_size=8, framework="fsdp2"),
     "gathered by slices": job_of(framework="internevo", zero_stage=1),
     "tied": job_of(model=dense_model(tied_embeddings=True), pp=4),

@@ -60,6 +60,24 @@ def test_stages_put_off_what_their_layers_and_ends_can() -> None:
     assert [stage.weight_gradient_s for stage in whole.stages] == [0] * 4
 
 
+def test_torchs_pipelines_send_once_a_step_what_fsdp_would_in_every_microbatch() -> None:
+    """torch.distributed.pipelining stage.py: no reduction and no resharding before the last microbatch."""
+    keys = {"dp": 4, "dp_shard_size": 4, "overlap_grad_reduce": False, "overlap_param_gather": False}
+    for zero in (2, 3):
+        torch = found("1f1b", framework="fsdp2", zero_stage=zero, **keys)
+        assert all(stage.data_per_microbatch_s == 0 < stage.data_per_step_s for stage in torch.stages)
+        assert all(stage.data_per_microbatch_s > 0 for stage in found("1f1b", zero_stage=zero, **keys).stages)
+
+
+def test_torchs_pipelines_hold_a_stage_whole_in_between() -> None:
+    model, keys = dense_model(), {"dp": 4, "dp_shard_size": 4, "framework": "fsdp2"}
+    optimizer, two, three = (found("1f1b", model, zero_stage=zero, **keys).stages[1] for zero in (1, 2, 3))
+    parameters = optimizer.gradients_bytes / 4
+    assert two.gradients_bytes == three.gradients_bytes == pytest.approx(parameters)
+    assert two.buffers_bytes - optimizer.buffers_bytes == pytest.approx(3 * parameters)
+    assert three.total_bytes == pytest.approx(two.total_bytes)
+
+
 def test_bubbles_shrink_from_1f1b_to_zb_1p_to_zb_2p() -> None:
     bubbles = [found(name).time.bubble_s for name in ("1f1b", "zb-1p", "zb-2p")]
     assert bubbles == sorted(bubbles, reverse=True)
