@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests.unit.cluster import fake_nvml
 
@@ -169,9 +170,15 @@ class Tab:
         self.page.wait_for_selector(IDLE, timeout=120_000)
         return self.page
 
-    def text(self) -> str:
-        """What stands on the page."""
-        return self.page.locator("[data-testid=stMain]").inner_text()
+    def shows(self, text: str) -> bool:
+        """Whether a text stands on the page, or comes within half a minute: elements are drawn after the script has
+        run, on a busy machine much later."""
+        main = "document.querySelector('[data-testid=stMain]')?.innerText"
+        try:
+            self.page.wait_for_function(f"text => ({main} ?? '').includes(text)", arg=text, timeout=30_000)
+        except PlaywrightTimeout:
+            return False
+        return True
 
     def shot(self, name: str) -> None:
         """Keep a picture of the whole page."""

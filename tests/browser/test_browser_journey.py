@@ -43,15 +43,15 @@ def test_rehearse_watch_reload_restart_and_stop(
     page = tab.open(server.url("plan", token=True, **view))
     page.wait_for_url(lambda url: "token=" not in url)
     tab.settled()
-    assert "tokens/s per GPU" in tab.text()
+    assert tab.shows("tokens/s per GPU")
 
     # A chosen layout, on Layout and then on Launch.
     page = tab.open(server.url("layout", **view, layout="tp2-pp2-dp1"))
-    assert "TP 2" in tab.text()
+    assert tab.shows("TP 2")
     page.get_by_role("link", name="Launch").click()
     page.wait_for_url("**/launch**")
     tab.settled()
-    assert "TP 2 × PP 2 × DP 1 = 4 ranks" in tab.text()
+    assert tab.shows("TP 2 × PP 2 × DP 1 = 4 ranks")
 
     # Start, pressed twice: one run. Its phases, then Watch by itself.
     page.get_by_role("button", name="Start rehearsal").dblclick()

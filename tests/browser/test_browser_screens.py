@@ -27,7 +27,7 @@ def test_a_deep_link_is_the_first_request_of_a_fresh_server(gpu_server: Any, new
     page = tab.open(gpu_server.url("plan", device="A100-SXM4-80GB", nodes="2", gpus="8"))
     page.get_by_role("heading", name="Plan").wait_for()
     assert page.get_by_role("link", name="Learn").is_visible(), "the shell is missing: app.py was skipped"
-    assert "16" in tab.text()
+    assert tab.shows("16")
     assert "device=A100-SXM4-80GB" in page.url
     assert tab.errors == []
 
@@ -103,8 +103,8 @@ def test_eight_gpus_are_shown_live_and_nobody_starts_anything_without_the_token(
 ) -> None:
     tab = new_tab()
     tab.open(gpu_server.url("cluster"))
-    assert "8 × NVIDIA H100 80GB HBM3, all joined by NVSwitch. 7 free; GPU 7 holds 41.0 GiB." in tab.text()
-    assert "7 of 8 report" in tab.text(), "the power of one is not supported"
+    assert tab.shows("8 × NVIDIA H100 80GB HBM3, all joined by NVSwitch. 7 free; GPU 7 holds 41.0 GiB.")
+    assert tab.shows("7 of 8 report"), "the power of one is not supported"
     page = tab.open(
         gpu_server.url("launch", how="here", device="local", nodes="auto", gpus="auto", layout="tp2-pp2-dp2")
     )
@@ -140,4 +140,4 @@ def test_b01_a_config_that_cannot_be_read_leaves_the_model_as_it_was(
     page.locator("input[type=file]").set_input_files(wrong)
     page.get_by_text("Nothing was changed: the model is still gpt2-xl.").wait_for()
     assert "model=gpt2-xl" in page.url
-    assert "tokens/s per GPU" in tab.text()
+    assert tab.shows("tokens/s per GPU")
