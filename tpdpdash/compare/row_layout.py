@@ -24,13 +24,25 @@ from tpdpdash.layout.frameworks import MEGATRON
 from tpdpdash.layout.layout import SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.microbatch_rules import least_group_size
 from tpdpdash.layout.resolve import draft_layout
+from tpdpdash.layout.schedules import SCHEDULE_FACTS
 from tpdpdash.layout.stages import cost_balanced_stage_layers
 from tpdpdash.model.counts import layer_parameters
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 
 MAX_CHUNKS = 512
-SCHEDULE_WORDS = {"zbv": "zb-v", "zb-1": "zb-1p", "zb-2": "zb-2p", "1f1b-i": "interleaved", "dualpipev": "dualpipe-v"}
+SCHEDULE_WORDS = {
+    "zbv": "zb-v",
+    "zbvzerobubble": "zb-v",
+    "zb-1": "zb-1p",
+    "interleavedzerobubble": "zb-1p",
+    "zb-2": "zb-2p",
+    "1f1b-i": "interleaved",
+    "interleaved1f1b": "interleaved",
+    "loopedbfs": "interleaved",
+    "dualpipev": "dualpipe-v",
+}
+"""Other names of schedules, torch.distributed.pipelining's among them."""
 
 
 def layout_of(cells: Cells, degrees: Degrees, model: ModelSpec, training: Training, devices_per_node: int) -> Layout:
@@ -73,7 +85,7 @@ def _pipeline_pins(cells: Cells, degrees: Degrees, model: ModelSpec, framework: 
     if degrees.pp == 1:
         return {"num_model_chunks": 1}
     chunks = cells.whole("vpp", MAX_CHUNKS) or 1
-    stated = cells.word("schedule")
+    stated = cells.word("schedule").removeprefix("schedule")
     schedule = SCHEDULE_WORDS.get(stated, stated)
     if schedule == "interleaved" and chunks == 1:
         cells.infer("vpp")
@@ -86,6 +98,10 @@ def _pipeline_pins(cells: Cells, degrees: Degrees, model: ModelSpec, framework: 
     ):
         cells.infer("schedule")
         schedule = "interleaved" if chunks > 1 else "1f1b"
+    own = SCHEDULE_FACTS[schedule].num_model_chunks
+    if own is not None and chunks != own:  # a V has two chunks, others one, whatever the row says
+        cells.infer("vpp")
+        chunks = own
     pins: dict[str, Any] = {"num_model_chunks": chunks, "schedule": schedule}
     ends = _end_layers(cells.text("notes"), model.num_layers, degrees.pp)
     if ends:

@@ -132,3 +132,22 @@ def test_a_short_table_in_any_order_is_predicted():
         (1, "bad_value", "tokens_per_sec_per_gpu"), (2, "bad_value", "tokens_per_sec_per_gpu"),
     ]  # fmt: skip
     assert predict(cases)[0].step_s is not None
+
+
+@pytest.mark.parametrize(
+    ("written", "chunks", "schedule", "read"),
+    [
+        ("zbv", "", "zb-v", 2),
+        ("ScheduleZBVZeroBubble", "1", "zb-v", 2),
+        ("DualPipeV", "2", "dualpipe-v", 2),
+        ("InterleavedZeroBubble", "2", "zb-1p", 1),
+        ("Interleaved1F1B", "2", "interleaved", 2),
+        ("Schedule1F1B", "", "1f1b", 1),
+        ("gpipe", "2", "gpipe", 1),
+    ],
+)
+def test_a_schedule_has_its_own_number_of_chunks_whatever_the_row_says(written, chunks, schedule, read):
+    found = dense(num_gpus="16", tp="1", pp="4", schedule=written, vpp=chunks, framework="torchtitan")
+    assert (found.layout.schedule, found.layout.num_model_chunks) == (schedule, read)
+    assert ("vpp" in found.inferred) == (int(chunks or 1) != read)
+    assert predict([found])[0].step_s > 0
