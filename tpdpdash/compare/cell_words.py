@@ -29,7 +29,13 @@ RECOMPUTES: dict[str, Recompute] = {
     **dict.fromkeys(("selective", "core_attn", "attention", "attn", *RECOMPUTE_MODULES), "selective"),
     **dict.fromkeys(("full", "uniform", "block", "yes", "true", "on", "1"), "full"),
 }
-ZERO_WORDS = {"fsdp": 3, "hsdp": 3, "fsdp1": 3, "fsdp2": 3, "ddp": 0, "none": 0}
+ZERO_WORDS = {
+    **{"shard_grad_op": 2, "no_shard": 0, "full_shard": 3, "hybrid_shard": 3, "distributed_optimizer": 1},
+    **{"hsdp": 3, "fsdp": 3, "ddp": 0, "none": 0},
+}
+"""Words of sharding, more telling ones first: torch's ShardingStrategy, Megatron's option, what frameworks call it."""
+HYBRID_WORDS = ("hsdp", "hybrid")
+"""Shards inside a node, replicated over nodes."""
 _ZERO_STAGE = re.compile(r"(?:zero|stage)[ _-]*(?:stage)?[ _-]*([0-3])")
 _WORD = re.compile(r"[a-z0-9_]+")
 
@@ -45,6 +51,13 @@ def recompute_of(cell: str) -> Recompute | None:
 
 
 def zero_stage_of(cell: str) -> int | None:
-    """The ZeRO stage that the words of a cell (in lower case) mean: fsdp, zero-3, "stage 2"; None for a bare number."""
+    """The ZeRO stage that the words of a cell (in lower case) mean: fsdp, zero-3, "stage 2", shard_grad_op; None for a
+    bare number."""
     stage = _ZERO_STAGE.search(cell)
-    return int(stage[1]) if stage else ZERO_WORDS.get(cell)
+    words = re.sub(r"[ -]", "_", cell)
+    return int(stage[1]) if stage else next((zero for word, zero in ZERO_WORDS.items() if word in words), None)
+
+
+def is_hybrid(cell: str) -> bool:
+    """Whether the words of a cell (in lower case) mean HSDP."""
+    return any(word in cell for word in HYBRID_WORDS)

@@ -94,8 +94,8 @@ def _cluster(hardware: str, num_devices: int, per_node: int, note: str) -> Clust
 
 
 def framework_of(cells: Cells) -> str:
-    """The framework family as stated; else by the words of the framework's name; FSDP for an unknown one that shards
-    weights, else Megatron-Core."""
+    """The framework family as stated; else by the words of the framework's name; torch's for an unknown one that
+    shards weights or calls its replicas DDP, else Megatron-Core."""
     name = cells.word("framework")
     family = cells.word("framework_family") or name
     if family in FRAMEWORKS:
@@ -104,7 +104,7 @@ def framework_of(cells: Cells) -> str:
     known = framework_by_words(f"{family} {name}")
     sharding = cells.word("zero_stage_or_fsdp")
     shards = sharding == "3" or zero_stage_of(sharding) == 3
-    return known or ("fsdp1" if shards else "megatron-core")
+    return known or ("fsdp1" if shards else "fsdp2" if "ddp" in sharding else "megatron-core")
 
 
 def training_of(cells: Cells, global_batch_size: int) -> Training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
-from tpdpdash.compare.cell_words import recompute_of, zero_stage_of
+from tpdpdash.compare.cell_words import is_hybrid, recompute_of, zero_stage_of
 from tpdpdash.compare.cells import Cells
 from tpdpdash.compare.conditions import MAX_DEVICES, is_nvidia_recipe
 from tpdpdash.compare.degrees import Degrees
@@ -20,7 +20,7 @@ from tpdpdash.compare.notes import (
     whole_option,
 )
 from tpdpdash.compare.recipes import is_first_deepseek_recipe, overlaps_experts
-from tpdpdash.layout.frameworks import MEGATRON
+from tpdpdash.layout.frameworks import MEGATRON, replicates
 from tpdpdash.layout.layout import SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.microbatch_rules import least_group_size
 from tpdpdash.layout.resolve import draft_layout
@@ -164,15 +164,15 @@ def _shard_pins(cells: Cells, degrees: Degrees, training: Training, devices_per_
     with DeepSpeed's ZeRO-3 keeps its checkpoints there, as its example script does (--checkpoint-in-cpu)."""
     cell, notes = cells.word("zero_stage_or_fsdp"), cells.text("notes")
     zero = zero_stage_of(cell)
-    if zero is None:
+    if zero is None and any(letter.isdigit() for letter in cell):
         zero = cells.whole("zero_stage_or_fsdp", 3)
-    if zero is None:
+    if zero is None:  # no word, or none that says which ("yes")
         cells.infer("zero_stage_or_fsdp")
-        zero = 3 if training.framework in ("fsdp1", "fsdp2", "jax") else 1
+        zero = _usual_zero(cells.word("framework"), training.framework)
     pins: dict[str, Any] = {"zero_stage": zero}
     instances = whole_option(notes, "num-distributed-optimizer-instances") or 1
     size = cells.whole("dp_shard_size", MAX_DEVICES) or shard_group(notes)
-    if not size and cell == "hsdp":
+    if not size and is_hybrid(cell):
         cells.infer("dp_shard_size")
         size = devices_per_node
     size = min(size or degrees.dp // instances, degrees.dp)
@@ -186,6 +186,13 @@ def _shard_pins(cells: Cells, degrees: Degrees, training: Training, devices_per_
         cells.infer("offload_activations")
         pins["offload_activations"] = True
     return pins
+
+
+def _usual_zero(name: str, family: str) -> int:
+    """The ZeRO stage of a framework that is told nothing."""
+    if replicates(name):
+        return 0
+    return 3 if family in ("fsdp1", "fsdp2", "jax") else 1
 
 
 def _recompute_pins(cells: Cells) -> dict[str, Any]:

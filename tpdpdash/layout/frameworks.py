@@ -41,9 +41,22 @@ FRAMEWORK_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("nanotron",), "nanotron"),
     (("internevo",), "internevo"),
     (("internlm",), "internevo"),
-    (("torch",), "fsdp2"),
+    *(((word,), "jax") for word in ("axlearn", "levanter", "t5x", "easylm", "flax", "praxis")),
+    (("olmo", "core"), "fsdp2"),
+    *(((word,), "fsdp1") for word in ("hugging", "transformers", "accelerate", "axolotl", "llama-factory", "swift")),
+    *(((word,), "fsdp1") for word in ("lightning", "litgpt", "composer", "mosaic", "olmo", "open_lm", "fully sharded")),
+    *(((word,), "fsdp1") for word in ("fairscale", "fairseq", "metaseq")),
+    (("hf", "trainer"), "fsdp1"),
+    *(((word,), "fsdp2") for word in ("lingua", "nanogpt", "nanochat", "ddp", "torch")),
 )
-"""Words in a framework's name, and the family; the first line whose words all stand there holds."""
+"""Words in a framework's name, and the family; the first line whose words all stand there holds.
+
+Hugging Face's Trainer, and what is built on it and on Accelerate, shards by FSDP's first version unless told otherwise
+(fsdp_version 1, reduced in 16 bits); so do Lightning's FSDPStrategy, Composer, OLMo and open_lm, and FairScale had it
+first. OLMo-core and Meta's lingua call fully_shard. nanoGPT and nanochat replicate by torch.
+"""
+REPLICATES_BY_DEFAULT = ("ddp", "nanogpt", "nanochat")
+"""Words in the name of what shards nothing unless told otherwise: torch's DistributedDataParallel."""
 MISSPELT_LIKENESS = 0.75
 """From here on another spelling is a slip: megatron-cor is, nemo for internevo is not."""
 
@@ -52,6 +65,11 @@ def framework_by_words(name: str) -> str | None:
     """The family whose words stand in a framework's name; None where none do."""
     lower = name.lower()
     return next((found for words, found in FRAMEWORK_WORDS if all(word in lower for word in words)), None)
+
+
+def replicates(name: str) -> bool:
+    """Whether a framework's name says that it shards no states unless told otherwise."""
+    return any(word in name.lower() for word in REPLICATES_BY_DEFAULT)
 
 
 @cache

@@ -151,3 +151,28 @@ def test_a_schedule_has_its_own_number_of_chunks_whatever_the_row_says(written, 
     assert (found.layout.schedule, found.layout.num_model_chunks) == (schedule, read)
     assert ("vpp" in found.inferred) == (int(chunks or 1) != read)
     assert predict([found])[0].step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("written", "zero", "shard_size"),
+    [
+        ("FULL_SHARD", 3, 16), ("fsdp (SHARD_GRAD_OP)", 2, 16), ("no_shard", 0, 16), ("HYBRID_SHARD", 3, 8),
+        ("HSDP (8)", 3, 8), ("FSDP2 / ZeRO-2", 2, 16), ("distributed optimizer", 1, 16), ("DDP", 0, 16), ("2", 2, 16),
+        ("yes", 3, 16),
+    ],
+)  # fmt: skip
+def test_sharding_is_read_from_the_words_that_frameworks_have_for_it(written, zero, shard_size):
+    found = dense(num_gpus="16", tp="1", framework="torchtitan", zero_stage_or_fsdp=written)
+    assert (found.layout.zero_stage, found.layout.dp_shard_size) == (zero, shard_size)
+    assert ("zero_stage_or_fsdp" in found.inferred) == (written == "yes")
+
+
+@pytest.mark.parametrize(("name", "zero"), [("PyTorch DDP", 0), ("nanoGPT", 0), ("PyTorch", 3), ("Megatron DDP", 0)])
+def test_a_framework_that_replicates_shards_nothing_unless_told_otherwise(name, zero):
+    assert dense(num_gpus="16", tp="1", framework=name).layout.zero_stage == zero
+    assert dense(num_gpus="16", tp="1", framework=name, zero_stage_or_fsdp="3").layout.zero_stage == 3
+
+
+@pytest.mark.parametrize(("sharding", "family"), [("ddp", "fsdp2"), ("full_shard", "fsdp1"), ("1", "megatron-core")])
+def test_an_unknown_framework_is_known_by_what_it_calls_its_sharding(sharding, family):
+    assert dense(framework="our own", zero_stage_or_fsdp=sharding).training.framework == family

@@ -19,6 +19,18 @@ from tpdpdash.training import FRAMEWORKS
         ("MaxText", "jax"),
         ("llm-foundry", "fsdp1"),
         ("InternLM", "internevo"),
+        ("Hugging Face Trainer", "fsdp1"),
+        ("accelerate", "fsdp1"),
+        ("PyTorch Lightning", "fsdp1"),
+        ("Axolotl", "fsdp1"),
+        ("Hugging Face + DeepSpeed", "deepspeed"),
+        ("Accelerate FSDP2", "fsdp2"),
+        ("OLMo-core", "fsdp2"),
+        ("OLMo", "fsdp1"),
+        ("nanoGPT", "fsdp2"),
+        ("DDP", "fsdp2"),
+        ("Megatron-LM with Transformer Engine", "megatron-core"),
+        ("AXLearn", "jax"),
     ],
 )
 def test_a_framework_is_known_by_the_words_of_its_name(name: str, known: str) -> None:
@@ -32,7 +44,7 @@ def test_a_slip_of_the_pen_is_the_framework_that_was_meant(name: str, known: str
     assert known_framework(name) == known
 
 
-@pytest.mark.parametrize("name", ["x", "axolotl", "zero", "transformers", ""])
+@pytest.mark.parametrize("name", ["x", "axolot", "zero", "transformer", ""])
 def test_a_name_that_is_only_spelled_a_little_alike_is_megatron_core(name: str) -> None:
     assert known_framework(name) == "megatron-core"
 
