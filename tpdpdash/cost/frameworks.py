@@ -35,6 +35,9 @@ class FrameworkHabits:
     holds_stages_whole: bool
     """From ZeRO 2 on, a stage of a pipeline gathers its weights for the first microbatch of a step and reduces its
     gradients after the last; in between it holds both whole and sends nothing."""
+    replicates_by_ddp: bool
+    """Without sharded weights or gradients: autocast casts fp32 weights for compute, whole, and DDP copies gradients
+    into buckets of their size."""
     sgd_momentum: bool
     """SGD keeps a momentum."""
     distributes_whole_matrices: bool

@@ -168,3 +168,30 @@ def test_each_group_of_a_rank_has_a_communicator():
     cluster = cluster_of(1, 8, device=device(communicator_bytes=1e8))
     found = estimate_layout(MODEL, cluster, training, columns_of(training, tp=2, dp=4))
     assert found.stages[0].overhead_bytes == pytest.approx(1e9 + 3e8)
+
+
+def beside_workspaces(training, **pins):
+    """Buffers of an unsharded stage beside workspaces, in bytes a parameter."""
+    columns = columns_of(training, zero_stage=0, **pins)
+    habits, cluster = framework_habits(training.framework), cluster_of(1, pins["dp"])
+    (stage,) = estimate_layout(MODEL, cluster, training, columns).stages
+    workspaces = workspace_bytes(MODEL, cluster.device, habits)
+    workspaces += dummy_gradient_bytes(MODEL, training, habits, columns).item()
+    each = 4.0 if habits.holds_fp32_weights or training.precision == "fp32" else 2.0
+    return (stage.buffers_bytes - workspaces) * each / stage.weights_bytes
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "dp", "micro", "each"),
+    [
+        ("fsdp2", "bf16", 2, 32, 2),  # a single microbatch: gradients come as activations go
+        ("fsdp2", "bf16", 2, 8, 2 + 4),
+        ("fsdp1", "bf16", 2, 8, 2 + 4),
+        ("fsdp2", "fp32", 2, 8, 4),
+        ("fsdp2", "bf16", 1, 8, 2),
+        ("megatron-core", "bf16", 2, 8, 0),
+    ],
+)
+def test_torch_replicas_hold_casts_of_fp32_weights_and_buckets_of_gradients(framework, precision, dp, micro, each):
+    training = training_of(framework=framework, precision=precision)
+    assert beside_workspaces(training, dp=dp, micro_batch_size=micro) == pytest.approx(each)

@@ -74,7 +74,8 @@ def test_torchs_pipelines_hold_a_stage_whole_in_between() -> None:
     optimizer, two, three = (found("1f1b", model, zero_stage=zero, **keys).stages[1] for zero in (1, 2, 3))
     parameters = optimizer.gradients_bytes / 4
     assert two.gradients_bytes == three.gradients_bytes == pytest.approx(parameters)
-    assert two.buffers_bytes - optimizer.buffers_bytes == pytest.approx(3 * parameters)
+    plain = optimizer.buffers_bytes - (2 + 4) * parameters  # less autocast's casts and DDP's buckets
+    assert two.buffers_bytes - plain == pytest.approx(3 * parameters)
     assert three.total_bytes == pytest.approx(two.total_bytes)
 
 
