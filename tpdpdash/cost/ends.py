@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tpdpdash.cost.arrays import Flag
 from tpdpdash.cost.case import Case
 from tpdpdash.cost.collectives import all_reduce_s
-from tpdpdash.cost.frameworks import FrameworkHabits
 from tpdpdash.cost.layer_messages import states_messages_s
 from tpdpdash.cost.operators import (
     ALIGNMENT_BYTES,
@@ -49,7 +48,7 @@ class EndSeconds:
 
 def ends_s(
     model: ModelSpec,
-    habits: FrameworkHabits,
+    logit_bytes: float,
     rates: DeviceRates,
     *,
     tokens: Numeric,
@@ -60,14 +59,14 @@ def ends_s(
     """Embedding and head. vocab_rows: padded rows of the table on one rank; rates: 16-bit ones also when training in
     fp8.
 
-    The loss moves habits.logit_traffic_bytes a logit, a third of it in backward. A prediction module runs the head and
+    The loss moves logit_bytes a logit, a third of it in backward. A prediction module runs the head and
     the loss once more, and before its layer looks up the next tokens, norms both states and projects them to one.
     """
     e, h = rates.element_bytes, model.hidden_size
     split = sequence_split(sequence_parallel, tp)
     look_up = tokens * h * e / split
     head = _head_linear(tokens, h, vocab_rows, rates)
-    loss = habits.logit_traffic_bytes * tokens * vocab_rows
+    loss = logit_bytes * tokens * vocab_rows
     scattered = 0.0 if rates.is_frozen else traffic_s((1 + 2 * rates.gradient_bytes / e) * tokens * h * e, rates)
     looked_up, modules = traffic_s(2 * look_up, rates), model.mtp_num_layers
     forward = head.forward_s + traffic_s(2 * loss / 3 + 2 * look_up, rates)
@@ -101,12 +100,15 @@ def _head_linear(tokens: Numeric, hidden_size: int, vocab_rows: Numeric, rates: 
 
 def case_ends_s(case: Case) -> EndSeconds:
     """Embedding and head of one microbatch (n,). Both run in 16 bits when the layers run in fp8 or fp4."""
-    training = case.training
+    training, habits = case.training, case.habits
     plain = training if training.precision in ("fp32", "fp16") else replace(training, precision="bf16")
+    rates = device_rates(case.cluster.device, plain, habits.gemm_frac, tf32=habits.runs_tf32(training))
+    if habits.pads_compiled_products and training.compiled:
+        rates = replace(rates, unaligned_slowdown=1.0)
     return ends_s(
         case.model,
-        case.habits,
-        device_rates(case.cluster.device, plain, case.habits.gemm_frac, tf32=case.habits.runs_tf32(training)),
+        habits.loss_traffic_bytes(training.compiled),
+        rates,
         tokens=case.tokens,
         tp=case.columns.tp,
         vocab_rows=case.vocab_rows,

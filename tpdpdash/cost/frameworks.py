@@ -73,6 +73,10 @@ class FrameworkHabits:
     """The same where the vocabulary is divided over tensor parallel ranks; 0: no different."""
     logit_traffic_bytes: float
     """Bytes read and written per logit by the loss, forward and backward."""
+    eager_logit_traffic_bytes: float
+    """The same without a compiler; 0: no different."""
+    pads_compiled_products: bool
+    """A compiler pads operands whose rows are not aligned."""
     selective_kind: SelectiveKind
     """What selective recompute recomputes."""
     backward_hides_tp: bool
@@ -148,6 +152,10 @@ class FrameworkHabits:
     def element_wise_frac(self, compiled: bool) -> float:
         """Traffic of element-wise operators against Megatron-Core's fused ones."""
         return self.traffic_frac if compiled else self.eager_traffic
+
+    def loss_traffic_bytes(self, compiled: bool) -> float:
+        """Bytes that the loss reads and writes per logit."""
+        return self.logit_traffic_bytes if compiled else self.eager_logit_traffic_bytes or self.logit_traffic_bytes
 
     def without_overlap(self) -> FrameworkHabits:
         """The same where no message runs beside computation."""

@@ -289,9 +289,30 @@ def test_where_launches_wait_nothing_runs_beside_another():
     assert waiting.compute_s > usual.compute_s
 
 
-def test_a_vocabulary_of_odd_rows_makes_the_head_slow():
-    padded, odd = (
-        estimate_job(job_of(model=dense_model(vocab_size=rows), framework="fsdp2")).time.compute_s
-        for rows in (50304, 50303)
-    )
-    assert odd > 1.1 * padded
+def _compute_s(rows: int, **given: Any) -> float:
+    return estimate_job(job_of(model=dense_model(vocab_size=rows), **given)).time.compute_s
+
+
+@pytest.mark.parametrize("given", [{"framework": "fsdp1"}, {"framework": "fsdp2", "compiled": False}])
+def test_a_vocabulary_of_odd_rows_makes_the_head_slow(given):
+    assert _compute_s(50303, **given) > 1.1 * _compute_s(50304, **given)
+
+
+def test_a_compiler_pads_a_vocabulary_of_odd_rows():
+    assert _compute_s(50303, framework="fsdp2") == pytest.approx(_compute_s(50304, framework="fsdp2"), rel=1e-3)
+
+
+def test_a_compiled_loss_reads_logits_in_16_bits_three_times_and_writes_their_gradient():
+    """An eager one reads and writes each operator's fp32 tensors."""
+    habits = framework_habits("fsdp2")
+    assert (habits.loss_traffic_bytes(True), habits.loss_traffic_bytes(False)) == (3 * 2 + 2, 9 * 4)
+    own = framework_habits("megatron-core")
+    assert own.loss_traffic_bytes(True) == own.loss_traffic_bytes(False) == own.logit_traffic_bytes
+    more = [_compute_s(65536, framework="fsdp2", compiled=each) for each in (True, False)]
+    less = [_compute_s(64000, framework="fsdp2", compiled=each) for each in (True, False)]
+    compiled, eager = (many - few for many, few in zip(more, less, strict=True))
+    rates = job_of().cluster.device
+    job = job_of(framework="fsdp2")
+    tokens = job.training.global_batch_size * job.training.seq_len / job.layout().dp
+    moved = (36 - 8) * tokens * 1536 / (rates.memory_bytes_per_s * rates.memory_efficiency)
+    assert eager - compiled == pytest.approx(moved, rel=0.03)
