@@ -62,7 +62,7 @@ def residual_bytes(model: ModelSpec, training: Training, habits: FrameworkHabits
     """
     h, norms = model.hidden_size, model.norms_per_layer
     masks = 2 * MASK_BYTES * h if training.dropout > 0 else 0.0
-    outputs = gemm_input_bytes(training) * norm_outputs(model, training)
+    outputs = gemm_input_bytes(training, habits) * norm_outputs(model, training)
     return (h * compute_bytes(training) * norms + masks) / split + h * outputs / _input_split(habits, split)
 
 
@@ -92,7 +92,7 @@ def attention_bytes(model: ModelSpec, training: Training, habits: FrameworkHabit
     if habits.copies_qkv:
         split = split + (a / tp + kv) * dq + kv * dv
     whole = 2 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim if model.is_mla else 0
-    element, cast = compute_bytes(training), gemm_input_bytes(training)
+    element, cast = compute_bytes(training), gemm_input_bytes(training, habits)
     copy = cast * a * dv / tp if cast < element and needs_input(training, "output") else 0.0
     return element * (split + whole) + copy
 
@@ -132,12 +132,12 @@ def mlp_bytes(
     is_fused = training.compiled and habits.fuses_gate
     tensors = (2 if model.gated_mlp else 1) + (1 if model.gated_mlp and not is_fused else 0)
     element = 1.0 if training.fp8_activation_inputs else compute_bytes(training)
-    return (element * tensors + activated_bytes(training)) * ffn_hidden_size / split
+    return (element * tensors + activated_bytes(training, habits)) * ffn_hidden_size / split
 
 
-def activated_bytes(training: Training) -> float:
+def activated_bytes(training: Training, habits: FrameworkHabits) -> float:
     """What an MLP's second product keeps of each element that it reads."""
-    return gemm_input_bytes(training) if needs_input(training, "down") else 0.0
+    return gemm_input_bytes(training, habits) if needs_input(training, "down") else 0.0
 
 
 def expert_bytes(
@@ -154,7 +154,7 @@ def expert_bytes(
     if not model.gated_mlp:
         inner = inner + compute_bytes(training) * model.moe_ffn_hidden_size / etp
     shared = mlp_bytes(model, training, habits, model.shared_expert_ffn_hidden_size, tp)
-    permuted = gemm_input_bytes(training) * h if needs_input(training, *UP) else 0.0
+    permuted = gemm_input_bytes(training, habits) * h if needs_input(training, *UP) else 0.0
     return copies * (permuted + inner) + shared + ROUTER_BYTES * model.num_experts
 
 
@@ -174,7 +174,7 @@ def module_bytes(
     tensor of experts; mlp, moe, shared_experts: all inner tensors of a dense MLP, of a mixture, of shared experts.
     Source: Megatron-Core transformer_config.py, recompute_modules.
     """
-    element, gemm, a = compute_bytes(training), gemm_input_bytes(training), model.num_attention_heads
+    element, gemm, a = compute_bytes(training), gemm_input_bytes(training, habits), model.num_attention_heads
     expanded = element * a * (2 * model.query_head_dim + model.value_head_dim) / tp if model.is_mla else 0.0
     shared = mlp_bytes(model, training, habits, model.shared_expert_ffn_hidden_size, tp)
     copies = model.num_experts_per_token * etp / tp
@@ -184,7 +184,7 @@ def module_bytes(
         "mla_up_proj": expanded,
         "mlp": 0.0 if moe else mlp_bytes(model, training, habits, model.ffn_hidden_size, tp),
         "moe": expert_bytes(model, training, habits, tp=tp, etp=etp) if moe else 0.0,
-        "moe_act": copies * activated_bytes(training) * model.moe_ffn_hidden_size / etp if moe else 0.0,
+        "moe_act": copies * activated_bytes(training, habits) * model.moe_ffn_hidden_size / etp if moe else 0.0,
         "shared_experts": shared if moe else 0.0,
     }
 

@@ -49,6 +49,8 @@ class FrameworkHabits:
     """Beside fp32 main gradients, 16-bit gradients stay allocated."""
     copies_qkv: bool
     """Queries, keys and values are held before the rotary embedding too."""
+    keeps_cast_inputs: bool
+    """Products in 8 bits or fewer keep their input as it was cast; otherwise in 16 bits, cast again in backward."""
     fuses_gate: bool
     """A gated MLP's activation and product are one operator, which keeps its two inputs only."""
     uses_transformer_engine: bool

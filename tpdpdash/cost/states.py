@@ -52,10 +52,11 @@ def compute_bytes(training: Training) -> float:
     return 4.0 if training.precision == "fp32" else 2.0
 
 
-def gemm_input_bytes(training: Training) -> float:
+def gemm_input_bytes(training: Training, habits: FrameworkHabits) -> float:
     """Bytes of a GEMM's input as it is kept for its weight gradient: cast once where GEMMs run in 8 bits or fewer
-    (Transformer Engine saves the quantised tensor)."""
-    return 1.0 if training.precision in LOW_PRECISIONS else compute_bytes(training)
+    (Transformer Engine saves the quantised tensor); torchao saves the input and casts it again in backward."""
+    casts = training.precision in LOW_PRECISIONS and habits.keeps_cast_inputs
+    return 1.0 if casts else compute_bytes(training)
 
 
 def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:
