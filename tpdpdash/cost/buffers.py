@@ -52,8 +52,9 @@ def stage_buffers(
     gathered = choose(column(gathers), _gathered(training, habits, held), 0.0) if somewhere(gathers) else 0.0
     if somewhere(whole):
         gathered = choose(column(whole), _held_whole(training, habits, columns, held), gathered)
-    if habits.replicates_by_ddp and somewhere(columns.zero_stage < 2):
-        gathered = gathered + choose(column(columns.zero_stage < 2), _replicated(training, habits, columns, held), 0.0)
+    replicated = habits.replicates_by_ddp & ((columns.zero_stage < 2) | (columns.dp * columns.cp == 1))
+    if somewhere(replicated):
+        gathered = gathered + choose(column(replicated), _replicated(training, habits, columns, held), 0.0)
     return floats(gathered + update + steady + column(sequence + ring + buckets))
 
 
@@ -158,10 +159,12 @@ def _held_whole(training: Training, habits: FrameworkHabits, columns: LayoutColu
 
 
 def _replicated(training: Training, habits: FrameworkHabits, columns: LayoutColumns, held: StageParameters) -> Floats:
-    """What torch holds besides where every replica has all weights and gradients, (n, stages): the 16-bit casts of fp32
-    weights, which autograd keeps from a layer's forward to its backward, and the buckets into which DDP copies
-    gradients. With a single microbatch the gradients themselves, which are counted, come only as activations go: the
-    buckets take their place."""
+    """What torch holds besides where every replica (or the only one) has all weights and gradients, (n, stages).
+
+    The 16-bit casts of fp32 weights, which autograd keeps from a layer's forward to its backward, and the buckets into
+    which DDP copies gradients. With a single microbatch the gradients themselves, which are counted, come only as
+    activations go: the buckets take their place.
+    """
     each, element = state_bytes(training, habits), compute_bytes(training)
     casts = element if each.weights > element else 0.0
     accumulates = columns.num_microbatches(training.global_batch_size) > 1

@@ -172,7 +172,7 @@ def test_each_group_of_a_rank_has_a_communicator():
 
 def beside_workspaces(training, **pins):
     """Buffers of an unsharded stage beside workspaces, in bytes a parameter."""
-    columns = columns_of(training, zero_stage=0, **pins)
+    columns = columns_of(training, **{"zero_stage": 0, **pins})
     habits, cluster = framework_habits(training.framework), cluster_of(1, pins["dp"])
     (stage,) = estimate_layout(MODEL, cluster, training, columns).stages
     workspaces = workspace_bytes(MODEL, cluster.device, habits)
@@ -195,3 +195,8 @@ def beside_workspaces(training, **pins):
 def test_torch_replicas_hold_casts_of_fp32_weights_and_buckets_of_gradients(framework, precision, dp, micro, each):
     training = training_of(framework=framework, precision=precision)
     assert beside_workspaces(training, dp=dp, micro_batch_size=micro) == pytest.approx(each)
+
+
+def test_torch_on_one_device_shards_nothing_whatever_its_stage():
+    training = training_of(framework="fsdp2")
+    assert beside_workspaces(training, dp=1, micro_batch_size=8, zero_stage=3) == pytest.approx(2)
