@@ -17,6 +17,7 @@ from tpdpdash.cost.stages import StageKinds, layer_types
 from tpdpdash.cost.states import DTYPE_BYTES, compute_bytes, sharded, state_bytes
 from tpdpdash.elementwise import choose, larger, smaller, somewhere
 from tpdpdash.layout.columns import LayoutColumns
+from tpdpdash.layout.frameworks import cp_comm_type
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
 
@@ -41,12 +42,10 @@ def stage_buffers(
     update: Floats | float,
 ) -> Floats:
     """Communication buffers and workspaces, (n, stages). update: what it makes beyond the room of activations."""
-    element, tokens = compute_bytes(training), tokens_per_microbatch(training, columns)
     whole = holds_whole(habits, columns)
     gathers = (columns.zero_stage >= 3) & (columns.dp_shard_size * columns.cp > 1) & ~whole
     sequence = sequence_bytes(model, training, columns)
-    kv = kv_heads_per_rank(model, columns.tp) * (model.query_head_dim + model.value_head_dim)
-    ring = choose(columns.cp > 1, 2 * element * tokens * kv, 0.0)
+    context = context_bytes(model, training, habits, columns)
     buckets = choose((columns.zero_stage >= 1) & (columns.dp > 1), habits.gradient_bucket_bytes, 0.0)
     steady = steady_buffers(model, device, training, habits, columns, kinds)
     gathered = choose(column(gathers), _gathered(training, habits, held), 0.0) if somewhere(gathers) else 0.0
@@ -55,7 +54,7 @@ def stage_buffers(
     replicated = habits.replicates_by_ddp & ((columns.zero_stage < 2) | (columns.dp * columns.cp == 1))
     if somewhere(replicated):
         gathered = gathered + choose(column(replicated), _replicated(training, habits, columns, held), 0.0)
-    return floats(gathered + update + steady + column(sequence + ring + buckets))
+    return floats(gathered + update + steady + column(sequence + context + buckets))
 
 
 def steady_buffers(
@@ -76,6 +75,21 @@ def sequence_bytes(model: ModelSpec, training: Training, columns: LayoutColumns)
     """The whole input of a block, gathered under sequence parallelism: e b s h / cp (n,)."""
     whole = compute_bytes(training) * tokens_per_microbatch(training, columns) * model.hidden_size
     return floats(choose(columns.sequence_parallel & (columns.tp > 1), whole, 0.0))
+
+
+def context_bytes(model: ModelSpec, training: Training, habits: FrameworkHabits, columns: LayoutColumns) -> Floats:
+    """Keys and values beside a rank's own in context parallel attention (n,): of a ring the block in use and the one
+    that arrives; where all are gathered those of every rank, and in backward as many gradients.
+
+    Source: Transformer Engine context_parallel.py, AttnFuncWithCPAndKVAllGather (k_ag, v_ag, dk, dv of the whole
+    sequence); torch's ring passes the gradients on block by block.
+    """
+    width = kv_heads_per_rank(model, columns.tp) * (model.query_head_dim + model.value_head_dim)
+    block = compute_bytes(training) * tokens_per_microbatch(training, columns) * width
+    blocks: Floats | float = 2.0
+    if cp_comm_type(training) == "all_gather":
+        blocks = columns.cp + 2.0 if habits.merges_rings else 2.0 * columns.cp
+    return floats(choose(columns.cp > 1, blocks * block, 0.0))
 
 
 def workspace_bytes(model: ModelSpec, device: DeviceSpec, habits: FrameworkHabits) -> float:

@@ -7,7 +7,7 @@ eight ranks in each node has eight rails, one with a single rank in each node ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -166,6 +166,34 @@ def token_exchange_s(
     inside, outside = inside * token_bytes / up, crossings * token_bytes / net
     latency = choose(link.crosses, cluster.network.latency_s, cluster.scale_up.latency_s)
     return choose(link.size > 1, larger(inside, outside) + latency, 0.0)
+
+
+def ring_exchange_s(block_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
+    """Every rank's block passes every other: g − 1 times each rank sends one to its neighbour.
+
+    As an all-gather inside a domain. Where the ring leaves it, the rank at the edge sends its block through its own
+    network card while the cards of the others rest, so that every turn takes as long as that: unlike a collective's
+    ring, which NCCL lays through each card in turn, these are sends of whole blocks.
+    """
+    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
+    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    own_card = replace(link, bytes_per_s=choose(link.crosses, min(up, net), link.bytes_per_s))
+    return all_gather_s(link.size * block_bytes, own_card)
+
+
+def all_to_all_s(own_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
+    """Every rank deals out its `own_bytes` evenly to all: 1 / g of them to each.
+
+    What stays in the domain takes the scale-up link, the rest, 1 − members / g, the rank's own network card; both run
+    at once.
+    """
+    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
+    g = link.size
+    outside = choose(link.crosses, (1 - link.members / g) * own_bytes / net, 0.0)
+    inside = choose(link.crosses, link.members / g - 1 / g, (g - 1) / g) * own_bytes / up
+    latency = (g - 1) / g * link.ring_latency_s + link.message_s
+    return choose(g > 1, transfer_s(larger(inside, outside), 1.0) + latency, 0.0)
 
 
 def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:

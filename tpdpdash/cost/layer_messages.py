@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from tpdpdash.cost.activations import FULL
 from tpdpdash.cost.arrays import floats, of_rows
 from tpdpdash.cost.case import Case
-from tpdpdash.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, token_exchange_s
+from tpdpdash.cost.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    reduce_scatter_s,
+    ring_exchange_s,
+    token_exchange_s,
+)
 from tpdpdash.cost.experts import busiest_rank
 from tpdpdash.cost.operators import traffic_s
 from tpdpdash.cost.parameters import kv_heads_per_rank, pairs_of
@@ -83,8 +90,11 @@ def kv_block_bytes(case: Case) -> Floats:
 
 
 def ring_s(case: Case) -> Numeric:
-    """Keys and values of every rank pass every other: cp − 1 blocks [s]; backward sends gradients besides."""
-    return all_gather_s(kv_block_bytes(case) * case.columns.cp, case.links.cp)
+    """Keys and values of every rank reach every other, cp − 1 blocks, round a ring or gathered [s]; backward sends
+    gradients besides."""
+    if cp_comm_type(case.training) == "all_gather":
+        return all_gather_s(kv_block_bytes(case) * case.columns.cp, case.links.cp)
+    return ring_exchange_s(kv_block_bytes(case), case.cluster, case.links.cp)
 
 
 def divided_heads_bytes(case: Case) -> Floats:
@@ -100,7 +110,7 @@ def context_s(case: Case, *, backward: bool) -> Numeric:
     """Context parallel messages of one layer's pass, nothing hidden [s]: keys and values, and in backward their
     gradients as well; or what is sent to divide heads instead, and back."""
     if cp_comm_type(case.training) == "a2a":
-        return all_gather_s(divided_heads_bytes(case), case.links.cp)
+        return all_to_all_s(divided_heads_bytes(case), case.cluster, case.links.cp)
     return (2 if backward else 1) * ring_s(case)
 
 

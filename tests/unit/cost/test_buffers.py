@@ -11,6 +11,7 @@ from strategies import cluster_of, dense_model, device, moe_model
 from tpdpdash.cost.buffers import (
     boundary_bytes,
     communicators,
+    context_bytes,
     dummy_gradient_bytes,
     fp32_gradients,
     workspace_bytes,
@@ -200,3 +201,20 @@ def test_torch_replicas_hold_casts_of_fp32_weights_and_buckets_of_gradients(fram
 def test_torch_on_one_device_shards_nothing_whatever_its_stage():
     training = training_of(framework="fsdp2")
     assert beside_workspaces(training, dp=1, micro_batch_size=8, zero_stage=3) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind", "blocks"),
+    [
+        ("megatron-core", "p2p", 2),
+        ("megatron-core", "a2a", 2),
+        ("megatron-core", "all_gather", 8),
+        ("fsdp2", "all_gather", 6),
+    ],
+)
+def test_gathered_keys_and_values_are_held_whole(framework, kind, blocks):
+    """Four ranks: a ring holds two blocks, a gather all four and as many gradients, torch's ring of gradients two."""
+    training = training_of(framework=framework, cp_comm_type=kind)
+    columns = LayoutColumns.from_layouts([draft_layout(LayoutPins(cp=4), MODEL, training, 4).layout])
+    block = 2.0 * training.seq_len / 4 * 2 * MODEL.num_kv_heads * MODEL.head_dim
+    assert context_bytes(MODEL, training, framework_habits(framework), columns)[0] == blocks * block

@@ -13,10 +13,12 @@ from tpdpdash.cost.collectives import (
     RAMP_S,
     all_gather_s,
     all_reduce_s,
+    all_to_all_s,
     group_link,
     link_of,
     point_to_point_s,
     reduce_scatter_s,
+    ring_exchange_s,
     token_exchange_s,
     transfer_s,
 )
@@ -54,6 +56,24 @@ def test_the_members_of_a_dp_group_follow_from_tp():
         columns = LayoutColumns.from_layouts([layout_of(tp=tp, dp=128 // tp)])
         found = group_link(CLUSTER, columns, "dp-cp", columns.dp)
         assert found.bytes_per_s[0] == pytest.approx(min(UP, rails * NET))
+
+
+def test_a_ring_of_blocks_leaves_a_node_through_one_card():
+    """Of 8 ranks in each of two nodes only the one at the edge sends out: a gather has 8 rails, the blocks one."""
+    block = 1e9
+    across, inside = link(16, 8), link(8, 8)
+    assert ring_exchange_s(block, CLUSTER, across)[0] == pytest.approx(15 * block / NET, rel=1e-3)
+    assert all_gather_s(16 * block, across)[0] < ring_exchange_s(block, CLUSTER, across)[0] / 7
+    assert ring_exchange_s(block, CLUSTER, inside)[0] == all_gather_s(8 * block, inside)[0]
+    assert ring_exchange_s(block, CLUSTER, link(1, 1))[0] == 0
+
+
+def test_heads_that_are_dealt_out_across_nodes_take_each_ranks_own_card():
+    """16 ranks in two nodes: half of what a rank sends stays in its node, half leaves by its card."""
+    own = 1e9
+    assert all_to_all_s(own, CLUSTER, link(16, 8))[0] == pytest.approx(0.5 * own / NET, rel=1e-2)
+    assert all_to_all_s(own, CLUSTER, link(8, 8))[0] == pytest.approx(all_gather_s(own, link(8, 8))[0])
+    assert all_to_all_s(own, CLUSTER, link(1, 1))[0] == 0
 
 
 @pytest.mark.parametrize(("ramps", "times"), [(1e-3, 2.0), (1.0, 1.5), (1e3, 1.001)])
