@@ -77,12 +77,15 @@ def norm_outputs(model: ModelSpec, training: Training) -> int:
     return min(model.norms_per_layer, int(needs_input(training, *QKV)) + int(needs_input(training, *UP)))
 
 
-def attention_bytes(model: ModelSpec, training: Training, habits: FrameworkHabits, tp: Numeric) -> Numeric:
+def attention_bytes(
+    model: ModelSpec, training: Training, habits: FrameworkHabits, tp: Numeric, sequence: Numeric = 1.0
+) -> Numeric:
     """Queries, keys, values and attention's output, per token: 8 h / t of equation 2; grouped heads keep fewer. The
     output is kept once more where the projection casts it.
 
-    MLA keeps its compressed vectors before and after their norms, whole on every rank, and expanded q, k, v, o. Some
-    frameworks hold queries, keys and values once more, before the rotary embedding.
+    MLA keeps its compressed vectors before and after their norms, whole on every rank or of its own share of the
+    sequence, and expanded q, k, v, o. Some frameworks hold queries, keys and values once more, before the rotary
+    embedding. sequence: ranks over which sequence parallelism divides tokens.
     """
     a, dq, dv = model.num_attention_heads, model.query_head_dim, model.value_head_dim
     kv = kv_heads_per_rank(model, tp)
@@ -91,7 +94,10 @@ def attention_bytes(model: ModelSpec, training: Training, habits: FrameworkHabit
         split = split + (a / tp + kv) * dq
     if habits.copies_qkv:
         split = split + (a / tp + kv) * dq + kv * dv
-    whole = 2 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim if model.is_mla else 0
+    whole: Numeric = 0.0
+    if model.is_mla:
+        own = sequence if habits.compresses_shards else 1.0
+        whole = 2 * (model.q_lora_rank + model.kv_lora_rank) / own + model.qk_rope_head_dim
     element, cast = compute_bytes(training), gemm_input_bytes(training, habits)
     copy = cast * a * dv / tp if cast < element and needs_input(training, "output") else 0.0
     return element * (split + whole) + copy
@@ -216,7 +222,7 @@ def kept_bytes(
     split = sequence_split(sequence_parallel, tp)
     residual = residual_bytes(model, training, habits, split)
     scores = score_bytes(model, training, tp)
-    attention = attention_bytes(model, training, habits, tp)
+    attention = attention_bytes(model, training, habits, tp, split)
     if moe:
         inner = expert_bytes(model, training, habits, tp=tp, etp=etp)
     else:

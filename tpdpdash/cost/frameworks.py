@@ -85,6 +85,9 @@ class FrameworkHabits:
     """TP messages of backward run beside GEMMs of the same layer."""
     gathers_again: bool
     """Under sequence parallelism backward gathers the inputs of products once more instead of keeping them whole."""
+    compresses_shards: bool
+    """Under sequence parallelism MLA's compressing projections run on a rank's own tokens, so that what is gathered for
+    the expanding ones is compressed."""
     hidden_frac: float
     """Share of overlapped message time that is gained."""
     tp_hidden_frac: float

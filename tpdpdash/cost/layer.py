@@ -107,7 +107,7 @@ def attention_block(
         traffic = _residual_traffic(model, training, habits, rates, tokens, tp, split)
     return AttentionBlock(
         core=_core_attention(model, training, habits, rates, tokens, tp),
-        linears=_attention_linears(model, rates, tokens, tp),
+        linears=_attention_linears(model, rates, tokens, tp, split if habits.compresses_shards else 1.0),
         traffic_s=traffic,
     )
 
@@ -233,17 +233,18 @@ def _core_attention(
     return naive_attention_s(tokens, training.seq_len, heads, dq, dv, rates, dropout, habits.traffic_frac)
 
 
-def _attention_linears(model: ModelSpec, rates: DeviceRates, tokens: Numeric, tp: Numeric) -> Linears:
-    """QKV and output projections; MLA's compressing projections are whole on every rank."""
+def _attention_linears(model: ModelSpec, rates: DeviceRates, tokens: Numeric, tp: Numeric, split: Numeric) -> Linears:
+    """QKV and output projections; MLA's compressing projections are whole on every rank, which runs them on its
+    tokens / split."""
     h, heads, dq, dv = model.hidden_size, model.num_attention_heads / tp, model.query_head_dim, model.value_head_dim
     output = linear_s(tokens, heads * dv, h, rates)
     if not model.is_mla:
         kv = kv_heads_per_rank(model, tp)
         return Linears(column=[linear_s(tokens, h, heads * dq + kv * (dq + dv), rates)], row=[output], whole=[])
     rank, query_rank = model.kv_lora_rank, model.q_lora_rank
-    whole = [linear_s(tokens, h, rank + model.qk_rope_head_dim, rates)]
+    whole = [linear_s(tokens / split, h, rank + model.qk_rope_head_dim, rates)]
     if query_rank:
-        whole.append(linear_s(tokens, h, query_rank, rates))
+        whole.append(linear_s(tokens / split, h, query_rank, rates))
     query = linear_s(tokens, query_rank or h, heads * dq, rates)
     expand = linear_s(tokens, rank, heads * (model.qk_nope_head_dim + dv), rates)
     return Linears(column=[query, expand], row=[output], whole=whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpdpdash.cost.activations import FULL
+from tpdpdash.cost.activations import FULL, covered
 from tpdpdash.cost.arrays import floats, of_rows
 from tpdpdash.cost.case import Case
 from tpdpdash.cost.collectives import (
@@ -48,7 +48,48 @@ def layer_tp_s(case: Case, moe: bool, *, backward: bool) -> Numeric:
     gather, scatter, whole = states_messages_s(case)
     gathers = choose(case.gathers_again, 2.0, 1.0) if backward else 1.0
     each = choose(case.columns.sequence_parallel, gathers * gather + scatter, whole)
-    return pairs_of(case.model, moe) * each + expert_tp_s(case, moe)
+    gather_less, scatter_less = compressed_less_s(case)
+    less: Numeric = gather_less
+    if backward:
+        less = choose(case.gathers_again, gather_less, 0.0) + scatter_less
+    return pairs_of(case.model, moe) * each - choose(case.columns.sequence_parallel, less, 0.0) + expert_tp_s(case, moe)
+
+
+def compressed_frac(case: Case) -> float:
+    """What is gathered for a layer's attention under sequence parallelism, of hidden states: all, or where MLA
+    compresses before it gathers, its ranks over the hidden size."""
+    model = case.model
+    if not (model.is_mla and case.habits.compresses_shards):
+        return 1.0
+    width = (model.q_lora_rank or model.hidden_size) + model.kv_lora_rank + model.qk_rope_head_dim
+    return width / model.hidden_size
+
+
+def compressed_less_s(case: Case) -> tuple[Numeric, Numeric]:
+    """(all-gather, reduce-scatter) of hidden states less those of what MLA makes of them [s]."""
+    frac = compressed_frac(case)
+    if frac == 1.0:
+        return 0.0, 0.0
+    (gather, scatter, _), sent, link = states_messages_s(case), frac * case.states_bytes, case.links.tp
+    return gather - all_gather_s(sent, link), scatter - reduce_scatter_s(sent, link)
+
+
+def modules_tp_s(case: Case, moe: bool) -> Numeric:
+    """TP messages of the modules that selective recompute is told to recompute, nothing hidden [s]: what runs again
+    gathers its input and reduces its output again (Megatron-Core checkpoints mlp, moe and shared_experts whole);
+    mla_up_proj gathers the compressed vectors."""
+    gather, scatter, whole = states_messages_s(case)
+    split = case.columns.sequence_parallel
+    block = choose(split, gather + scatter, whole)
+    shared = (pairs_of(case.model, moe) - 1) * block if moe else 0.0
+    expanded = choose(split, gather - compressed_less_s(case)[0], 0.0) if case.model.is_mla else 0.0
+    sent = {
+        "mla_up_proj": expanded,
+        "mlp": 0.0 if moe else block,
+        "moe": shared + expert_tp_s(case, moe),
+        "shared_experts": shared,
+    }
+    return sum((sent.get(name, 0.0) for name in covered(case.training.recompute_modules)), 0.0 * gather)
 
 
 def crossing_s(case: Case, moe: bool, *, backward: bool) -> Floats:

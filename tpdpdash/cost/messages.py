@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tpdpdash.cost.activations import SELECTIVE
 from tpdpdash.cost.arrays import Flags, Floats
 from tpdpdash.cost.case import Case, case_of
 from tpdpdash.cost.collectives import GroupLink
 from tpdpdash.cost.ends import end_message_counts, end_messages
 from tpdpdash.cost.frameworks import framework_habits
 from tpdpdash.cost.layer_messages import (
+    compressed_frac,
     context_s,
     copies_bytes,
     divided_heads_bytes,
     expert_exchange_s,
     kv_block_bytes,
     layer_tp_s,
+    modules_tp_s,
     ring_merge_s,
 )
 from tpdpdash.cost.parameters import pairs_of
@@ -153,21 +156,29 @@ def _layer_messages(place: _Place) -> Iterator[Message]:
 
 def _of_pass(place: _Place, when: str, each: PassSeconds, times: float, moe: bool) -> Iterator[Message]:
     """The messages of one pass over one layer, `times` a step."""
-    case, backward = place.case, when == "backward"
+    case, backward, again = place.case, when == "backward", when == "recompute"
     split, twice = bool(case.columns.sequence_parallel[0]), 2 if backward else 1
-    number = pairs_of(case.model, moe) * (2 + (backward and bool(np.all(case.gathers_again))) if split else 1)
+    regathers = backward and bool(np.all(case.gathers_again))
+    number = pairs_of(case.model, moe) * (2 + regathers if split else 1)
+    of_all, share = _only(layer_tp_s(case, moe, backward=backward)), 1.0
+    if again and case.columns.recompute[0] == SELECTIVE and case.training.recompute_modules:
+        share = _only(modules_tp_s(case, moe)) / of_all if of_all else 0.0
+    # Of these messages that many are of what MLA compresses.
+    compressed = (1.0 - compressed_frac(case)) * (1 + regathers) / number if split else 0.0
     yield place.message(
         case.links.tp, "tp", "all-gather, reduce-scatter" if split else "all-reduce", when,
-        bytes_each=_only(case.states_bytes), times=number * times,
-        seconds=_only(layer_tp_s(case, moe, backward=backward)) * times, exposed_s=_only(each.tp_s) * times,
+        bytes_each=_only(case.states_bytes) * (1 - compressed), times=share * number * times,
+        seconds=share * of_all * times, exposed_s=_only(each.tp_s) * times,
     )  # fmt: skip
     what, own, count = _context_message(case, twice)
+    if again and not _only(each.cp_s):
+        count = 0.0
     yield place.message(
         case.links.cp, "cp", what, when, bytes_each=own, times=count * times,
         seconds=(_only(context_s(case, backward=backward)) + _only(ring_merge_s(case, backward=backward))) * times,
         exposed_s=_only(each.cp_s) * times,
     )  # fmt: skip
-    if moe:
+    if moe and not (again and not _only(each.ep_s)):
         yield place.message(
             case.links.ep, "ep", "all-to-all", when,
             bytes_each=_only(copies_bytes(case)), times=2 * times,

@@ -16,11 +16,13 @@ from tpdpdash.cost.arrays import Floats, floats, of_rows
 from tpdpdash.cost.case import Case
 from tpdpdash.cost.layer import AttentionBlock, LayerSeconds, attention_block, layer_s
 from tpdpdash.cost.layer_messages import (
+    compressed_less_s,
     context_s,
     crossing_s,
     expert_exchange_s,
     expert_tp_s,
     layer_tp_s,
+    modules_tp_s,
     ring_merge_s,
     states_messages_s,
 )
@@ -126,7 +128,7 @@ def layer_passes(case: Case, moe: bool, block: AttentionBlock | None = None) -> 
     return LayerPasses(
         forward=forward,
         backward=backward,
-        recompute=_recompute(case, layer, forward),
+        recompute=_recompute(case, layer, forward, moe),
         weight_gradient_s=floats(backward.compute_s * layer.gemm_weight_gradient_s / layer.backward_s),
         crossing_forward_s=crossing_s(case, moe, backward=False),
         crossing_backward_s=crossing_s(case, moe, backward=True),
@@ -151,17 +153,18 @@ def _against_host(device_s: Numeric, messages: _Messages, host_s: Numeric, in_tu
     )
 
 
-def _recompute(case: Case, layer: LayerSeconds, forward: PassSeconds) -> PassSeconds:
+def _recompute(case: Case, layer: LayerSeconds, forward: PassSeconds, moe: bool) -> PassSeconds:
     """Full: the forward pass again, messages included (Korthikanti 2022 §5). Selective: the modules that are named,
-    else core attention; or as the framework means it, half of the matmuls with everything element-wise (torchtitan), or
-    every second layer (fsdp1)."""
+    their messages included, else core attention; or as the framework means it, half of the matmuls with everything
+    element-wise (torchtitan), or every second layer (fsdp1)."""
     habits, recompute, zero = case.habits, case.columns.recompute, 0.0 * forward.compute_s
-    again, sent = layer.attention_forward_s, zero
+    again, sent, reduced = layer.attention_forward_s, zero, zero
     if case.training.recompute_modules:
         again, sent = layer.modules_forward_s, forward.ep_s if "moe" in case.training.recompute_modules else zero
+        reduced = of_rows(_with_overlap(case, modules_tp_s(case, moe)), zero)
     elif habits.selective_kind == "operators":
         again = 0.5 * layer.gemm_forward_s + layer.traffic_forward_s
-    selective = PassSeconds(compute_s=again + zero, tp_s=zero, cp_s=zero, ep_s=sent)
+    selective = PassSeconds(compute_s=again + zero, tp_s=reduced, cp_s=zero, ep_s=sent)
     if habits.selective_kind == "alternate_layers" and not case.training.recompute_modules:
         selective = forward.scaled(0.5)
     is_full, is_selective = recompute == FULL, recompute == SELECTIVE
@@ -190,10 +193,11 @@ def _backward_messages(case: Case, layer: LayerSeconds, moe: bool) -> _Messages:
     their gradients are scattered beside the weight gradients, and the gathers of row-parallel layers stay exposed.
     Context parallel ranks exchange keys, values and their gradients: see `context_s`."""
     gather, scatter, whole = (pairs_of(case.model, moe) * each for each in states_messages_s(case))
+    gather_less, scatter_less = compressed_less_s(case)
     input_s, weight_s = layer.column_input_gradient_s, layer.column_weight_gradient_s
     gain = case.habits.hidden_frac if case.habits.backward_hides_tp else 0.0
-    again = choose(case.gathers_again, hidden(gather, input_s, gain), 0.0)
-    sequence = gather + again + hidden(scatter, weight_s, gain)
+    again = choose(case.gathers_again, hidden(gather - gather_less, input_s, gain), 0.0)
+    sequence = gather + again + hidden(scatter - scatter_less, weight_s, gain)
     tp = choose(case.columns.sequence_parallel, sequence, hidden(whole, weight_s, gain))
     cp = _context_s(case, layer.attention_backward_s, backward=True)
     return _Messages(

@@ -55,6 +55,17 @@ def test_torchao_keeps_inputs_of_8_bit_products_in_16_bits(framework):
     assert wide - narrow == (0 if framework == "fsdp2" else 2 * GATED.hidden_size + GATED.ffn_hidden_size - width)
 
 
+def test_megatron_keeps_compressed_vectors_of_its_own_tokens():
+    """Under sequence parallelism of two 2 · 2 · (128 + 256) bytes a token are halved; torch keeps them whole."""
+    both = {"tp": 2.0, "etp": 2.0, "sequence_parallel": True}
+    model, training = replace(GATED, **MLA), training_of()
+    megatron, torch = (
+        kept_bytes(model, training, replace(MEGATRON, compresses_shards=own), False, **both) for own in (True, False)
+    )
+    assert torch.everything - megatron.everything == 2 * (128 + 256)
+    assert MEGATRON.compresses_shards
+
+
 def test_mla_keeps_compressed_vectors_alone():
     model = dense_model(**MLA)
     heads, query, value = model.num_attention_heads, model.query_head_dim, model.value_head_dim

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from strategies import cluster_of, dense_model, layout_of, training_of
+from strategies import cluster_of, dense_model, layout_of, moe_model, training_of
 
 from tpdpdash.cost.case import case_of
 from tpdpdash.cost.collectives import (
@@ -23,7 +23,7 @@ from tpdpdash.cost.collectives import (
     transfer_s,
 )
 from tpdpdash.cost.frameworks import framework_habits
-from tpdpdash.cost.layer_messages import layer_tp_s, states_messages_s
+from tpdpdash.cost.layer_messages import layer_tp_s, modules_tp_s, states_messages_s
 from tpdpdash.layout.columns import LayoutColumns
 
 CLUSTER = cluster_of(nodes=16)
@@ -145,3 +145,45 @@ def test_backward_gathers_inputs_again_unless_they_were_kept(framework, recomput
     gather, scatter, _ = states_messages_s(case)
     assert layer_tp_s(case, False, backward=True) == pytest.approx(2 * (gathers * gather + scatter))
     assert layer_tp_s(case, False, backward=False) == pytest.approx(2 * (gather + scatter))
+
+
+MLA = {"kv_lora_rank": 128, "q_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+
+
+def split_case(framework, model, **training):
+    """TP 4 with sequence parallelism."""
+    columns = LayoutColumns.from_layouts([layout_of(tp=4, etp=1, recompute="selective")])
+    return case_of(
+        model, cluster_of(), training_of(framework=framework, **training), framework_habits(framework), columns
+    )
+
+
+def test_megatron_gathers_what_mla_has_compressed():
+    """(256 + 128 + 32) / 1024 of the hidden states for attention, all of them for the MLP; DTensor gathers whole."""
+    case = split_case("megatron-core", dense_model(**MLA))
+    gather, scatter, _ = states_messages_s(case)
+    sent = 416 / 1024 * case.states_bytes
+    small, back = all_gather_s(sent, case.links.tp), reduce_scatter_s(sent, case.links.tp)
+    assert layer_tp_s(case, False, backward=False) == pytest.approx(small + gather + 2 * scatter)
+    assert layer_tp_s(case, False, backward=True) == pytest.approx(2 * gather + small + gather + back + scatter)
+    whole = split_case("fsdp2", dense_model(**MLA))
+    gather, scatter, _ = states_messages_s(whole)
+    assert layer_tp_s(whole, False, backward=False) == pytest.approx(2 * (gather + scatter))
+
+
+@pytest.mark.parametrize(
+    ("modules", "moe", "blocks"),
+    [
+        (("layernorm", "core_attn"), False, 0),
+        (("mlp",), False, 1),
+        (("mlp",), True, 0),
+        (("moe",), True, 1),
+        (("shared_experts",), True, 1),
+        (("moe", "shared_experts"), True, 1),
+    ],
+)
+def test_a_module_that_runs_again_sends_its_messages_again(modules, moe, blocks):
+    """An MLP, or shared experts, gather their input and scatter their output; core attention and norms send nothing."""
+    case = split_case("megatron-core", moe_model(shared_expert_ffn_hidden_size=512), recompute_modules=modules)
+    gather, scatter, _ = states_messages_s(case)
+    assert modules_tp_s(case, moe) == pytest.approx(blocks * (gather + scatter))

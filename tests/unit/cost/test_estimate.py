@@ -23,6 +23,9 @@ from tpdpdash.layout.layout import LayoutPins
 ZERO_COST = 1e-12
 
 
+MLA = {"kv_lora_rank": 128, "q_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+
+
 def job_of(nodes: int = 2, model: Any = None, price: float | None = None, **given: Any) -> Job:
     """A job on nodes of eight; keys of LayoutPins are pins, others belong to training."""
     pins = {k: v for k, v in given.items() if k in LayoutPins.__dataclass_fields__}
@@ -41,6 +44,15 @@ JOBS = {
     "interleaved": job_of(tp=2, pp=4, num_model_chunks=2),
     "context": job_of(tp=2, cp=2, seq_len=4096),
     "experts": job_of(model=moe_model(), tp=2, ep=8, etp=1, pp=2),
+    "modules that run again": job_of(
+        model=moe_model(shared_expert_ffn_hidden_size=512),
+        tp=2,
+        ep=8,
+        etp=1,
+        recompute="selective",
+        recompute_modules=("shared_experts",),
+    ),
+    "compressed attention": job_of(model=dense_model(**MLA), tp=4, recompute="full"),
     "zero 3": job_of(zero_stage=3, framework="fsdp2"),
     "zero 3 in a pipeline": job_of(pp=2, zero_stage=3, framework="fsdp2"),
     "hybrid shards": job_of(zero_stage=3, dp_shard_size=8, framework="fsdp2"),
