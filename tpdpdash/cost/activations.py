@@ -81,7 +81,7 @@ def attention_bytes(
     model: ModelSpec, training: Training, habits: FrameworkHabits, tp: Numeric, sequence: Numeric = 1.0
 ) -> Numeric:
     """Queries, keys, values and attention's output, per token: 8 h / t of equation 2; grouped heads keep fewer. The
-    output is kept once more where the projection casts it.
+    output is kept once more where the projection casts it and does not save it as it is.
 
     MLA keeps its compressed vectors before and after their norms, whole on every rank or of its own share of the
     sequence, and expanded q, k, v, o. Some frameworks hold queries, keys and values once more, before the rotary
@@ -99,8 +99,16 @@ def attention_bytes(
         own = sequence if habits.compresses_shards else 1.0
         whole = 2 * (model.q_lora_rank + model.kv_lora_rank) / own + model.qk_rope_head_dim
     element, cast = compute_bytes(training), gemm_input_bytes(training, habits)
-    copy = cast * a * dv / tp if cast < element and needs_input(training, "output") else 0.0
+    is_cast = cast < element and not saves_attention_output(training, habits)
+    copy = cast * a * dv / tp if is_cast and needs_input(training, "output") else 0.0
     return element * (split + whole) + copy
+
+
+def saves_attention_output(training: Training, habits: FrameworkHabits) -> bool:
+    """Whether the projection behind attention keeps its 16-bit input, which attention keeps anyway, and casts it again
+    in backward: set_save_original_input of linear_proj in Megatron-Core's attention.py and multi_latent_attention.py,
+    under every recipe but delayed scaling."""
+    return habits.uses_transformer_engine and not (training.precision == "fp8" and training.fp8_recipe == "delayed")
 
 
 def output_copies(

@@ -19,6 +19,9 @@ MOMENTS = {"adamw": 2.0, "adam8bit": 2.0, "lion": 1.0, "muon": 1.0, "sgd": 0.0}
 MUON_ADAM_MOMENTS = 1.0
 """Muon is for matrices inside the layers: embedding and head use Adam, one more value (Jordan 2024,
 https://kellerjordan.github.io/posts/muon). The same of norms is left out."""
+NVFP4_BYTES = 0.5 + 1 / 16
+"""An element in 4 bits, with an 8-bit scale for 16 of them: Transformer Engine constants.py, NVFP4_BLOCK_SCALING_SIZE;
+its NVFP4Tensor packs two elements in a byte, by columns for the weight gradient too."""
 ADAM8BIT_BLOCK = 256
 """8-bit moments have one fp32 scale per block of 256: bitsandbytes, arXiv:2110.02861."""
 
@@ -55,8 +58,9 @@ def compute_bytes(training: Training) -> float:
 def gemm_input_bytes(training: Training, habits: FrameworkHabits) -> float:
     """Bytes of a GEMM's input as it is kept for its weight gradient: cast once where GEMMs run in 8 bits or fewer
     (Transformer Engine saves the quantised tensor); torchao saves the input and casts it again in backward."""
-    casts = training.precision in LOW_PRECISIONS and habits.keeps_cast_inputs
-    return 1.0 if casts else compute_bytes(training)
+    if training.precision not in LOW_PRECISIONS or not habits.keeps_cast_inputs:
+        return compute_bytes(training)
+    return NVFP4_BYTES if training.precision == "nvfp4" else 1.0
 
 
 def state_bytes(training: Training, habits: FrameworkHabits) -> StateBytes:

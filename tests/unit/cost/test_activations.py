@@ -180,7 +180,7 @@ def test_frozen_products_without_an_adapter_keep_no_input():
     moe = moe_model(gated_mlp=True)
     less = kept(moe, True).everything - frozen(moe, "linear_qkv", moe=True)
     assert less == 2 * h + moe.num_experts_per_token * 2 * (h + moe.moe_ffn_hidden_size)
-    casts = [frozen(GATED, target, precision="fp8") for target in ("o_proj", "linear_qkv")]
+    casts = [frozen(GATED, target, precision="fp8", fp8_recipe="delayed") for target in ("o_proj", "linear_qkv")]
     assert casts[0] - casts[1] == GATED.num_attention_heads * GATED.head_dim - h
 
 
@@ -203,3 +203,21 @@ def test_a_framework_that_copies_and_does_not_fuse_keeps_more():
     heads, kv, width = GATED.num_attention_heads, GATED.num_kv_heads, GATED.head_dim
     assert copies - plain == 2 * (heads + 2 * kv) * width
     assert unfused - plain == 2 * GATED.ffn_hidden_size
+
+
+def test_megatron_casts_attentions_output_again_but_under_delayed_scaling():
+    """One byte more for each element of the output where the cast is kept beside it; torch keeps the cast always."""
+    casts = {
+        (recipe, habits.name): kept(GATED, habits=habits, precision="fp8", fp8_recipe=recipe).everything
+        for recipe in ("tensorwise", "delayed")
+        for habits in (MEGATRON, framework_habits("fsdp2"))
+    }
+    output = GATED.num_attention_heads * GATED.head_dim
+    assert casts["delayed", "megatron-core"] - casts["tensorwise", "megatron-core"] == output
+    assert casts["delayed", "fsdp2"] == casts["tensorwise", "fsdp2"]
+
+
+def test_inputs_in_four_bits_have_a_scale_for_sixteen():
+    """Inputs of QKV, fc1 and fc2: h + h + f elements of 9/16 bytes instead of 1."""
+    eight, four = (kept(GATED, precision=precision).everything for precision in ("mxfp8", "nvfp4"))
+    assert eight - four == 7 / 16 * (2 * GATED.hidden_size + GATED.ffn_hidden_size)
