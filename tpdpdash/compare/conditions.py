@@ -230,14 +230,15 @@ def _dropout(cells: Cells, framework: str, attention: Attention) -> float:
 
 
 def _gradient_dtype(cells: Cells, framework: str, precision: Precision) -> GradientDtype:
-    """As stated; 16-bit gradients are those of fp16 training under Megatron, which turns fp32 on for bf16 alone, and
-    DeepSpeed, InternEvo's, and those of NVIDIA's benchmark recipes (NeMo, Megatron-Bridge: grad_reduce_in_fp32 = false,
-    to which two printed state sizes agree within 1 %); fp32 otherwise."""
+    """As stated; 16-bit gradients are those of fp16 training under Megatron, which turns fp32 on for bf16 alone,
+    InternEvo's, DeepSpeed's own (engine.py, get_data_types: the model's under ZeRO unless grad_accum_dtype says
+    otherwise, as Megatron-DeepSpeed does), and those of NVIDIA's benchmark recipes (NeMo, Megatron-Bridge:
+    grad_reduce_in_fp32 = false, to which two printed state sizes agree within 1 %); fp32 otherwise."""
     stated = cells.word("gradient_dtype")
     for dtype in ("fp32", "bf16", "fp16"):
         if stated == dtype:
             return dtype
-    if framework == "internevo":
+    if framework == "internevo" or (framework == "deepspeed" and precision == "bf16"):
         return "bf16"
     if is_nvidia_recipe(cells, framework):
         cells.infer("gradient_dtype")

@@ -29,6 +29,7 @@ from tpdpdash.layout.stages import cost_balanced_stage_layers
 from tpdpdash.model.counts import layer_parameters
 from tpdpdash.model.spec import ModelSpec
 from tpdpdash.training import Training
+from tpdpdash.units import ceil_div
 
 MAX_CHUNKS = 512
 SCHEDULE_WORDS = {
@@ -52,7 +53,7 @@ def layout_of(cells: Cells, degrees: Degrees, model: ModelSpec, training: Traini
     given |= _pipeline_pins(cells, degrees, model, training.framework)
     given |= _group_pins(cells, degrees, given, training.framework)
     given |= _shard_pins(cells, degrees, training, devices_per_node)
-    given |= _recompute_pins(cells)
+    given |= _recompute_pins(cells, given["num_model_chunks"], ceil_div(model.num_layers, degrees.pp))
     given |= _overlap_pins(cells, degrees, training)
     return draft_layout(LayoutPins(**given), model, training, degrees.num_devices).layout
 
@@ -195,7 +196,9 @@ def _usual_zero(name: str, family: str) -> int:
     return 3 if family in ("fsdp1", "fsdp2", "jax") else 1
 
 
-def _recompute_pins(cells: Cells) -> dict[str, Any]:
+def _recompute_pins(cells: Cells, chunks: int, stage_layers: int) -> dict[str, Any]:
+    """Form and method of recompute. Megatron's block method counts the layers of a model chunk, each of which is a
+    TransformerBlock of its own (transformer_block.py, _checkpointed_forward), a layout those of a stage."""
     stated = recompute_of(cells.word("recompute"))
     if stated is None:  # no word, or none that says which ("partial")
         cells.infer("recompute")
@@ -204,7 +207,10 @@ def _recompute_pins(cells: Cells) -> dict[str, Any]:
     notes = cells.text("notes")
     method, layers = option(notes, "recompute-method"), whole_option(notes, "recompute-num-layers")
     if pins["recompute"] == "full" and method in ("uniform", "block"):
-        pins |= {"recompute_method": method, "recompute_num_layers": layers or 1}
+        number = layers or 1
+        if method == "block" and chunks > 1:
+            number = min(chunks * number, stage_layers)
+        pins |= {"recompute_method": method, "recompute_num_layers": number}
     return pins
 
 

@@ -235,6 +235,26 @@ def test_layers_of_the_end_stages_are_megatrons_options(note, layers):
     assert found.layout.layers_per_stage == layers
 
 
+@pytest.mark.parametrize(
+    ("vpp", "method", "layers"), [("1", "block", 2), ("3", "block", 6), ("12", "block", 12), ("3", "uniform", 2)]
+)
+def test_megatrons_block_recompute_counts_layers_of_each_chunk(vpp, method, layers):
+    """Of 12 layers a stage, two of each of three chunks; more than there are is all of them."""
+    schedule = "1f1b" if vpp == "1" else "interleaved"
+    notes = f"transformer-impl=local; recompute-method={method}; recompute-num-layers=2"
+    found = case(pp="4", tp="2", dp="2", vpp=vpp, schedule=schedule, notes=notes, global_batch="32")
+    assert found.layout.recompute_num_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "expected"),
+    [("deepspeed", "", "bf16"), ("deepspeed", "fp32", "fp32"), ("megatron-deepspeed", "", "fp32")],
+)
+def test_deepspeed_adds_up_gradients_in_the_models_precision(family, stated, expected):
+    found = case(framework_family=family, gradient_dtype=stated, zero_stage_or_fsdp="1")
+    assert found.training.gradient_dtype == expected
+
+
 def test_nanotrons_stages_and_counter_are_its_own():
     found = case(framework_family="nanotron", pp="2", dp="1", schedule="1f1b", gated_ffn="1", peak_gib="20")
     assert found.layout.layers_per_stage == (25, 23)
