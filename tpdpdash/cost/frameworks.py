@@ -65,6 +65,8 @@ class FrameworkHabits:
     """The buffer that the head's input is gathered into under sequence parallelism stays allocated."""
     accumulates_apart: bool
     """16-bit gradients are added to the fp32 ones by a kernel of its own after each microbatch."""
+    reduces_whole: bool
+    """ZeRO 1 and 2 all-reduce gradients, of which every rank needs its shard alone."""
     reduces_16bit_gradients: bool
     """Gradients are cast to 16 bits before they are reduced, whatever they are accumulated in."""
     accumulation_bytes: float

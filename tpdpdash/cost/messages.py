@@ -40,6 +40,7 @@ from tpdpdash.cost.traffic import (
     data_rhythm,
     exposed_hops_s,
     gathered_parameters,
+    gets_all_gradients,
     gradient_reduction_s,
     messages_of,
     reduced_bytes,
@@ -250,7 +251,7 @@ def _data_messages(place: _Place, estimate: Estimate) -> Iterator[Message]:
     shown = stage.data_per_step_s + stage.data_per_microbatch_s * place.passes
     share = shown / (reduce_s + gather_s) if reduce_s + gather_s else 0.0
     yield place.message(
-        case.links.shard, "dp", "reduce-scatter" if zero else "all-reduce", "backward",
+        case.links.shard, "dp", "all-reduce" if gets_all_gradients(case)[0] else "reduce-scatter", "backward",
         bytes_each=reduced_bytes(case) * trained, times=reductions,
         seconds=reduce_s, exposed_s=share * reduce_s,
     )  # fmt: skip

@@ -77,10 +77,16 @@ def reduced_bytes(case: Case) -> float:
     return min(own, case.rates.element_bytes) if case.habits.reduces_16bit_gradients else own
 
 
+def gets_all_gradients(case: Case) -> Flags:
+    """Rows whose gradients are all-reduced (n,): under ZeRO-0, and where the framework does so up to ZeRO-2."""
+    return case.columns.zero_stage <= (2 if case.habits.reduces_whole else 0)
+
+
 def gradient_reduction_s(case: Case, held: StageParameters, number: Floats) -> Floats:
-    """Reduction of a stage's gradients in `number` messages, nothing hidden (n, stages): all-reduce under ZeRO-0, else
-    reduce-scatter over the shard group; under HSDP the shards are all-reduced over their replicas."""
-    links, columns = case.links, case.columns
+    """Reduction of a stage's gradients in `number` messages, nothing hidden (n, stages): all-reduce where each rank
+    gets all of them, else reduce-scatter over the shard group; under HSDP the shards are all-reduced over their
+    replicas."""
+    links = case.links
     shard, replica, experts = _wide(links.shard), _wide(links.replica), _wide(links.expert_shard)
     dense, routed = (reduced_bytes(case) * parameters for parameters in held.trained)
     whole, scattered = all_reduce_s(dense, shard, number), reduce_scatter_s(dense, shard, number)
@@ -88,7 +94,7 @@ def gradient_reduction_s(case: Case, held: StageParameters, number: Floats) -> F
     if has.any():
         whole = whole + choose(has, all_reduce_s(routed, experts, number), 0.0)
         scattered = scattered + choose(has, reduce_scatter_s(routed, experts, number), 0.0)
-    reduced: Floats = choose(column(columns.zero_stage) == 0, whole, scattered)
+    reduced: Floats = choose(column(gets_all_gradients(case)), whole, scattered)
     if not somewhere(replica.size > 1):
         return reduced
     return reduced + all_reduce_s(dense / shard.size + routed / experts.size, replica, number)

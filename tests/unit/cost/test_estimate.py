@@ -328,3 +328,24 @@ def test_a_compiled_loss_reads_logits_in_16_bits_three_times_and_writes_their_gr
     tokens = job.training.global_batch_size * job.training.seq_len / job.layout().dp
     moved = (36 - 8) * tokens * 1536 / (rates.memory_bytes_per_s * rates.memory_efficiency)
     assert eager - compiled == pytest.approx(moved, rel=0.03)
+
+
+def test_a_vocabulary_of_odd_rows_makes_the_head_slow():
+    padded, odd = (
+        estimate_job(job_of(model=dense_model(vocab_size=rows), framework="fsdp2")).time.compute_s
+        for rows in (50304, 50303)
+    )
+    assert odd > 1.1 * padded
+
+
+@pytest.mark.parametrize(
+    ("framework", "whole"), [("megatron-core", 0), ("nanotron", 0), ("deepspeed", 2), ("megatron-deepspeed", 2)]
+)
+def test_deepspeed_reduces_whole_gradients_up_to_zero_2(framework, whole):
+    """Twice the bytes of a reduce-scatter, and named so."""
+    jobs = [job_of(framework=framework, zero_stage=zero, dp=16) for zero in range(4)]
+    names = [
+        next(m.what for m in collectives_of(job, estimate_job(job)) if m.group == "dp" and m.when == "backward")
+        for job in jobs
+    ]
+    assert names == ["all-reduce" if zero <= whole else "reduce-scatter" for zero in range(4)]
