@@ -67,6 +67,9 @@ class FrameworkHabits:
     """16-bit gradients are added to the fp32 ones by a kernel of its own after each microbatch."""
     reduces_whole: bool
     """ZeRO 1 and 2 all-reduce gradients, of which every rank needs its shard alone."""
+    gathers_in_update: bool
+    """Under ZeRO 1 and 2 the update ends with the gathering of its weights, beside which nothing runs, whatever the
+    layout overlaps."""
     reduces_16bit_gradients: bool
     """Gradients are cast to 16 bits before they are reduced, whatever they are accumulated in."""
     accumulation_bytes: float

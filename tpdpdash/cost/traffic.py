@@ -157,7 +157,8 @@ def data_s(case: Case, held: StageParameters, kinds: StageKinds, forward_s: Floa
     per_microbatch = choose(each.gathers, in_forward, 0.0) + exposed_backward
     last_reduction = choose(each.reduces, 0.0, hidden(reduce_s, reduce_beside, gain))
     is_sharded = column(columns.zero_stage >= 1)
-    first_gather = choose(is_sharded & ~each.gathers, in_forward + slices_s(case, kinds), 0.0)
+    updated = gather_s if habits.gathers_in_update else in_forward
+    first_gather = choose(is_sharded & ~each.gathers, updated + slices_s(case, kinds), 0.0)
     exists = kinds.exists
     return DataSeconds(
         per_microbatch_s=choose(exists, per_microbatch, 0.0),

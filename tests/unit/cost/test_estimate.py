@@ -349,3 +349,18 @@ def test_deepspeed_reduces_whole_gradients_up_to_zero_2(framework, whole):
         for job in jobs
     ]
     assert names == ["all-reduce" if zero <= whole else "reduce-scatter" for zero in range(4)]
+
+
+def test_deepspeeds_update_waits_for_its_gather():
+    """Up to ZeRO 2 nothing runs beside it, asked or not; ZeRO 3 prefetches."""
+
+    def gained(framework, zero):
+        plain, beside = (
+            estimate_job(job_of(framework=framework, zero_stage=zero, dp=16, overlap_param_gather=overlap)).time.dp_s
+            for overlap in (False, True)
+        )
+        return plain - beside
+
+    assert gained("deepspeed", 1) == 0
+    assert gained("deepspeed", 3) > 0
+    assert gained("megatron-core", 1) > 0
