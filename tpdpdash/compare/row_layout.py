@@ -20,7 +20,7 @@ from tpdpdash.compare.notes import (
     whole_option,
 )
 from tpdpdash.compare.recipes import is_first_deepseek_recipe, overlaps_experts
-from tpdpdash.layout.frameworks import MEGATRON, replicates
+from tpdpdash.layout.frameworks import DEEPSPEED_ENGINES, MEGATRON, replicates
 from tpdpdash.layout.layout import SCHEDULES, Layout, LayoutPins
 from tpdpdash.layout.microbatch_rules import least_group_size
 from tpdpdash.layout.resolve import draft_layout
@@ -214,6 +214,11 @@ def _recompute_pins(cells: Cells, chunks: int, stage_layers: int) -> dict[str, A
     return pins
 
 
+WHOLE_SEQUENCES = DEEPSPEED_ENGINES | {"internevo"}
+"""Frameworks whose tensor parallelism divides no sequence unless told to: Megatron-DeepSpeed's --sequence-parallel is
+off, InternEvo's tensor mode is "mtp" (configs/7B_sft.py)."""
+
+
 def _overlap_pins(cells: Cells, degrees: Degrees, training: Training) -> dict[str, Any]:
     """Sequence parallelism and overlap. A Megatron command line overlaps only what it names; NVIDIA's recipes overlap
     tensor parallel messages (tp_comm_overlap) wherever there are any."""
@@ -221,6 +226,8 @@ def _overlap_pins(cells: Cells, degrees: Degrees, training: Training) -> dict[st
     sequence = cells.flag("sequence_parallel")
     if sequence is None:
         cells.infer("sequence_parallel")
+        if training.framework in WHOLE_SEQUENCES:
+            pins["sequence_parallel"] = False
     else:
         pins["sequence_parallel"] = sequence
     if overlaps_experts(cells):

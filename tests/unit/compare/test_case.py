@@ -360,3 +360,13 @@ def test_a_name_that_is_no_preset_makes_no_model():
 
 def test_stated_sizes_count_before_the_name():
     assert case(model_name="llama-3-8b").model.num_layers == 48
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [("megatron-core", True), ("nanotron", True), ("megatron-deepspeed", False), ("internevo", False)],
+)
+def test_sequence_parallelism_that_is_not_stated_is_the_frameworks_default(family, expected):
+    found = case(framework_family=family, sequence_parallel="")
+    assert "sequence_parallel" in found.inferred
+    assert found.layout.sequence_parallel is expected
