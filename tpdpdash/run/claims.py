@@ -83,7 +83,8 @@ def claimed(devices: Sequence[str], folder: RunFolder, *, shares: bool) -> Itera
                 held = [] if shares else _living(devices)
                 if held:
                     raise InvalidInputError(_claim_faults(held, {}))
-                descriptors += [_claim(device, folder) for device in devices]
+                for device in devices:  # one by one: where a later one fails, those before it are let go below
+                    descriptors.append(_claim(device, folder))
         yield tuple(descriptors)
     finally:
         for descriptor in descriptors:
@@ -103,10 +104,14 @@ def _claim(device: str, folder: RunFolder) -> int:
     """Make and lock one claim; the descriptor that holds it."""
     safe = re.sub(r"[^A-Za-z0-9-]", "_", device)
     path = _claims_dir() / f"{safe}.{folder.run_id}{_ENDING}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     record = {"v": 1, "device": device, "run_id": folder.run_id, "folder": str(folder.path)}
-    os.write(descriptor, json.dumps(record).encode())
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, json.dumps(record).encode())
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,6 +71,23 @@ def test_a_claim_of_a_full_disk_blocks_nobody_and_breaks_nothing() -> None:
         (path,) = claims._claims_dir().glob("*.claim")
         path.write_bytes(b"")
         assert held("GPU-0") == []
+
+
+def test_a_claim_that_fails_lets_go_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the dashboard, which goes on, would hold them until it ends."""
+    write, written = os.write, []
+
+    def fills_up(descriptor: int, data: bytes) -> int:
+        written.append(descriptor)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", fills_up)
+    with pytest.raises(OSError, match="No space"), claimed(("GPU-0", "GPU-1"), FIRST, shares=False):
+        pass
+    monkeypatch.undo()
+    assert held("GPU-0", "GPU-1") == []
 
 
 def test_who_holds_a_device_is_said_with_the_number_that_people_know() -> None:
