@@ -246,15 +246,27 @@ def write_json(path: Path, document: Mapping[str, Any] | list[Any], *, durable: 
 
 
 def asked_to_stop_by(folder: RunFolder) -> str | None:
-    """Who asked for the end of a run; its deletion asks too. None: nobody."""
-    if folder.stop_request.exists():
+    """Who asked for the end of a run; its deletion asks too. None: nobody, as far as can be seen."""
+    if _is_there(folder.stop_request):
         try:
             return str(read_json(folder.stop_request)["by"])[:40]
         except (OSError, ValueError, KeyError, TypeError):
             return "unknown"
-    if not folder.path.is_dir():
+    if _is_there(folder.path) is False:
         return "deletion"  # nobody could find it again, neither to watch it nor to stop it
     return None
+
+
+def _is_there(path: Path) -> bool | None:
+    """Whether it exists; None where the file system does not tell: a shared one that is away for a moment (ESTALE, EIO)
+    is no reason to end a run."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def read_json(path: Path) -> Any:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -116,6 +117,23 @@ def test_a_status_that_names_a_stranger_to_the_clock_tick_is_not_believed_when_i
     folder = run_with(runs_root, status_of(stranger.pid, started))
     stop_run(folder, by="test")
     assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_file_system_that_is_away_for_a_moment_asks_for_no_end(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder = new_run_folder(runs_root, "x")
+
+    def fails(path: Path, **_: object) -> os.stat_result:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "stat", fails)
+        assert asked_to_stop_by(folder) is None
+    assert asked_to_stop_by(folder) is None
+    shutil.rmtree(folder.path)
+    assert asked_to_stop_by(folder) == "deletion"
 
 
 def test_a_pipe_where_a_file_should_be_keeps_nobody_waiting(runs_root: Path) -> None:
