@@ -133,6 +133,8 @@ def _pack(folder: RunFolder, file: BinaryIO) -> tuple[dict[str, str], int]:
         for path in (folder.path, *sorted(folder.path.rglob("*"))):
             name = path.relative_to(folder.path).as_posix()
             info = tar.gettarinfo(path, arcname=f"{folder.run_id}/{name}".removesuffix("/."))
+            if info is None:  # what tarfile says of a socket
+                raise OSError(f"{name} is neither a file nor a folder")
             if info.islnk():  # a second name of a file is a file of its own: no hard link is restored
                 info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
             if info.isfile():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tarfile
 import time
 from pathlib import Path
@@ -149,9 +150,10 @@ def test_an_archive_of_that_name_is_not_replaced(tmp_path: Path) -> None:
     assert folder.status.is_file()
 
 
-def test_a_pipe_in_the_folder_is_no_record_and_nothing_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+def test_a_pipe_or_socket_in_the_folder_is_no_record_and_nothing_is_removed(tmp_path: Path, kind: int) -> None:
     folder = run_of(tmp_path / "runs", "finished")
-    os.mkfifo(folder.path / "pipe")
+    os.mknod(folder.path / "no-record", kind | 0o600)
     with pytest.raises(InvalidInputError) as refused:
         archive_run(folder, tmp_path / "out")
     assert codes(refused) == ["archive_failed"]
