@@ -23,6 +23,7 @@ from tpdpdash.run.processes import ProcessId, belongs_to_run
 from tpdpdash.run.rank_logs import reported_exits, told_error, traceback_in, watchdog_error
 from tpdpdash.run.status import PHASES
 from tpdpdash.telemetry.files import RankFiles
+from tpdpdash.telemetry.process import process_state
 from tpdpdash.telemetry.regular import open_regular
 from tpdpdash.telemetry.rollup import RollupWriter
 
@@ -105,7 +106,7 @@ class Ranks:
     @property
     def have_all_begun(self) -> bool:
         """Whether every rank was started, on whichever machine: its output has its link (run.shim)."""
-        return all(self.folder.rank_link(rank).is_symlink() for rank in range(self.world_size))
+        return all(os.path.islink(self.folder.rank_link(rank)) for rank in range(self.world_size))  # noqa: PTH114 never raises
 
     @property
     def phase(self) -> str:
@@ -154,13 +155,16 @@ class Ranks:
         try:
             watch = os.pidfd_open(process.pid)
         except OSError:  # gone already, or a file that lies
-            rank.died_t = time.time()
-            return
-        if process.is_alive and belongs_to_run(process.pid, self.folder.run_id):
+            watch = None
+        if watch is None or process_state(process.pid) in (None, "Z", "X"):  # a zombie: nobody has reaped it yet
+            if rank.death_watch is None:  # else the rank lives: a helper of it said hello, or a file lies
+                rank.died_t = time.time()
+        elif process.is_alive and belongs_to_run(process.pid, self.folder.run_id):
             if rank.death_watch is not None:  # another process says that it is this rank now
                 os.close(rank.death_watch)
             rank.process, rank.death_watch, rank.died_t = process, watch, None
-        else:
+            return
+        if watch is not None:
             os.close(watch)
 
     def _note_deaths(self) -> None:

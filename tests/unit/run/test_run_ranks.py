@@ -68,6 +68,32 @@ def test_a_hello_that_names_a_process_of_another_program_is_never_watched_or_sig
     assert ([rank.process for rank in ranks.by_rank.values()], ranks.death_watches()) == ([None, None], [])
 
 
+def test_a_hello_of_a_process_that_is_gone_does_not_bury_a_rank_that_lives(runs_root: Path) -> None:
+    """A helper of a rank that starts a probe too, and ends."""
+    folder = new_run_folder(runs_root, "x")
+    environment = {**os.environ, "TPDPDASH_RUN_ID": folder.run_id}
+    script = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(script, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tell(folder, 0, hello(process.pid, start_time_s(process.pid) or 0.0), hello())
+        ranks = Ranks(folder, 1)
+        ranks.update()
+        assert (ranks.by_rank[0].died_t, len(ranks.death_watches())) == (None, 1)
+
+
+def test_a_rank_that_died_before_the_first_look_is_dead_though_nobody_has_reaped_it(runs_root: Path) -> None:
+    folder = new_run_folder(runs_root, "x")
+    environment = {**os.environ, "TPDPDASH_RUN_ID": folder.run_id}
+    with subprocess.Popen([sys.executable, "-c", ""], env=environment) as process:
+        started = start_time_s(process.pid) or 0.0
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        tell(folder, 0, hello(process.pid, started))
+        ranks = Ranks(folder, 1)
+        ranks.update()
+        assert (ranks.by_rank[0].died_t is None, ranks.death_watches()) == (False, [])
+
+
 def test_a_process_of_another_machine_is_neither_watched_nor_called_dead(runs_root: Path) -> None:
     folder = new_run_folder(runs_root, "x")
     tell(folder, 0, ("hello", {**hello()[1], "host": "elsewhere"}), STEP)
