@@ -121,7 +121,12 @@ class FileTail:
                 lines += self._take(file, HEAD_BYTES)
                 self._skip_to(status.st_size - tail_bytes)
             before = self._offset
-            lines += self._take(file, min(MAX_LINE_BYTES, status.st_size - self._offset))
+            try:
+                lines += self._take(file, min(MAX_LINE_BYTES, status.st_size - self._offset))
+            except OSError:
+                if not lines:
+                    raise
+                break  # what was read is behind the offset: only here can it be handed on
             if self._offset == before:  # it was cut meanwhile: the next reading finds out
                 break
         return lines

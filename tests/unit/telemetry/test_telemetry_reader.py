@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -126,6 +127,27 @@ def test_a_file_that_is_cut_while_it_is_read_ends_the_reading(tmp_path: Path, mo
     monkeypatch.undo()
     assert reader.refresh()
     assert reader.snapshot().steps.tolist() == [1]
+
+
+def test_lines_that_were_read_before_the_file_failed_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_module, "MAX_LINE_BYTES", 300)
+    for number in range(1, 9):
+        append(tmp_path, step(0, number))
+    reader, pread, calls = RunReader(tmp_path, 1), os.pread, []
+
+    def fails_once(descriptor: int, size: int, offset: int) -> bytes:
+        calls.append(offset)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", fails_once)
+    assert reader.refresh()
+    assert 0 < len(reader.snapshot().steps) < 8
+    assert reader.refresh()
+    assert reader.snapshot().steps.tolist() == list(range(1, 9))
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
