@@ -16,8 +16,8 @@ from typing import Any
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.state_dir import state_dir
+from tpdpdash.telemetry import regular
 from tpdpdash.telemetry.profile_request import request_file
-from tpdpdash.telemetry.regular import open_regular
 
 RUNS_VARIABLE = "TPDPDASH_RUNS"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z0-9][a-z0-9.-]{0,63}")
@@ -132,8 +132,7 @@ class RunFolder:
     def elsewhere_command(self) -> str | None:
         """That line; None where no person starts anything."""
         try:
-            with open_regular(self.elsewhere) as file:
-                return file.read(MAX_RECORD_BYTES).decode().strip()
+            return regular.read_bounded(self.elsewhere, MAX_RECORD_BYTES).decode().strip()
         except FileNotFoundError:
             return None
 
@@ -271,11 +270,4 @@ def _is_there(path: Path) -> bool | None:
 
 def read_json(path: Path) -> Any:
     """A JSON file of the run folder, bounded. Raises OSError, or ValueError when it is damaged."""
-    with open_regular(path) as file:
-        data = file.read(MAX_RECORD_BYTES + 1)
-    if len(data) > MAX_RECORD_BYTES:
-        raise ValueError(f"{path.name} is larger than {MAX_RECORD_BYTES} bytes")
-    try:
-        return json.loads(data)
-    except RecursionError as deep:
-        raise ValueError(f"{path.name} is nested too deeply") from deep
+    return regular.read_json(path, MAX_RECORD_BYTES)

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tpdpdash.telemetry.regular import open_regular
+from tpdpdash.telemetry.regular import read_json
 
 VERSION = 1
 FILE = "measurements.json"
+MAX_BYTES = 16 << 20
+"""Some thousand measurements take a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,7 @@ def write_measurements(folder: Path, measurements: Measurements) -> None:
 
 def read_measurements(folder: Path) -> Measurements:
     """What a run measured. Raises OSError, and ValueError where the file is not what its version says."""
-    with open_regular(folder / FILE) as file:
-        document: dict[str, Any] = json.loads(file.read())
+    document: dict[str, Any] = read_json(folder / FILE, MAX_BYTES)
     try:
         if document["v"] != VERSION:
             raise ValueError(f"version {document['v']}, not {VERSION}")

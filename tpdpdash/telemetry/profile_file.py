@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import tempfile
@@ -151,7 +152,7 @@ def read_profile(path: Path) -> DeepProfile:
             raise ValueError(f"{path.name} is larger than {MAX_READ_BYTES} bytes")
         document = json.loads(data)
         return _profile(document["otherData"], document["traceEvents"])
-    except (EOFError, zlib.error, KeyError, TypeError, AttributeError, RecursionError) as damage:
+    except (EOFError, zlib.error, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as damage:
         raise ValueError(f"{path.name} is damaged: {damage!r}") from damage
 
 
@@ -160,8 +161,8 @@ def _profile(about: Mapping[str, Any], events: list[dict[str, Any]]) -> DeepProf
     return DeepProfile(
         rank=int(about["rank"]),
         step=int(about["step"]),
-        t=float(about["t"]),
-        step_s=float(about["step_s"]),
+        t=_finite(about["t"]),
+        step_s=_finite(about["step_s"]),
         recorded_events=int(about["recorded_events"]),
         kept_events=int(about["kept_events"]),
         lanes={int(event["tid"]): str(event["args"]["name"])[:100] for event in named},
@@ -174,8 +175,16 @@ def _event(event: dict[str, Any]) -> ProfileEvent:
         name=str(event["name"])[:300],
         category=str(event["cat"])[:40],
         lane=int(event["tid"]),
-        start_us=float(event["ts"]),
-        duration_us=max(0.0, float(event["dur"])),
+        start_us=_finite(event["ts"]),
+        duration_us=max(0.0, _finite(event["dur"])),
         id=int(event["args"].get("id", 0)),
         launched_by=int(event["args"].get("launched_by", 0)),
     )
+
+
+def _finite(value: Any) -> float:
+    """A number that a trace can hold: json.loads takes NaN and 1e999 for numbers too."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no time")
+    return number

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tpdpdash.telemetry.record import PROFILE_REQUEST
-from tpdpdash.telemetry.regular import open_regular
+from tpdpdash.telemetry.regular import read_json
 
 VERSION = 1
 MAX_BYTES = 64 << 10
@@ -44,16 +43,10 @@ def request_file(run_dir: Path) -> Path:
 def read_request(run_dir: Path) -> ProfileRequest | None:
     """The request of a run; None where there is none. Raises OSError, or ValueError when it is damaged."""
     try:
-        with open_regular(request_file(run_dir)) as file:
-            data = file.read(MAX_BYTES + 1)
+        document = read_json(request_file(run_dir), MAX_BYTES)
     except FileNotFoundError:
         return None
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{PROFILE_REQUEST} is larger than {MAX_BYTES} bytes")
-    try:
-        return parse_request(json.loads(data))
-    except RecursionError as deep:
-        raise ValueError(f"{PROFILE_REQUEST} is nested too deeply") from deep
+    return parse_request(document)
 
 
 def parse_request(document: object) -> ProfileRequest:

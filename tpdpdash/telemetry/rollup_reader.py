@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from tpdpdash.telemetry.parse import parse_line
-from tpdpdash.telemetry.regular import open_regular
+from tpdpdash.telemetry.regular import read_bounded
 from tpdpdash.telemetry.rings import Rows, rows_of
 from tpdpdash.telemetry.rollup import FORGET_LINE, STATE, VERSION, rollup_dir
 from tpdpdash.telemetry.rows import COLUMNS, FORGET, MAX_TIMELINE_STEPS
 from tpdpdash.telemetry.segments import Segment, read_segment
 from tpdpdash.telemetry.tail import ResumePoint
 
+MAX_STATE_BYTES = 128 << 20
+"""A state of a thousand ranks takes some megabytes."""
+_MOST = 1 << 53
+"""Of bytes and counts: beyond it no file reaches, and no seek."""
 _TRIES = 3
 """The writer may have replaced the state, and dropped a file, while this read it."""
 
@@ -53,14 +57,13 @@ def read_rollup(telemetry: Path, world_size: int) -> Rollup | None:
             return _read(rollup_dir(telemetry), world_size)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
     return None
 
 
 def _read(folder: Path, world_size: int) -> Rollup:
-    with open_regular(folder / STATE) as state:
-        head, *lines = state.read().split(b"\n")
+    head, *lines = read_bounded(folder / STATE, MAX_STATE_BYTES).split(b"\n")
     header = json.loads(head)
     if (header["v"], header["world_size"], header["columns"]) != (VERSION, world_size, list(COLUMNS)):
         raise ValueError("a rollup of another kind of run")
@@ -103,7 +106,7 @@ def _last_timelines(lines: list[bytes], world_size: int) -> list[Mapping[str, An
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < _MOST:
         raise ValueError(f"{value!r} is no count")
     return int(value)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tpdpdash.telemetry.regular import open_regular
 
+MAX_SEGMENT_BYTES = 256 << 20
+"""No reader believes in a longer one: a file ends with the block that passes its limit, and blocks are bounded too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -56,6 +59,8 @@ class SegmentLog:
 
 def read_segment(folder: Path, segment: Segment) -> bytes:
     """The bytes of a segment that count. Raises OSError, or ValueError when they are not what was written."""
+    if segment.size > MAX_SEGMENT_BYTES:
+        raise ValueError(f"{segment.name} is larger than {MAX_SEGMENT_BYTES} bytes")
     with open_regular(folder / segment.name) as file:
         data = file.read(segment.size)
     if len(data) != segment.size or zlib.crc32(data) != segment.crc:

@@ -211,7 +211,7 @@ def test_a_run_folder_becomes_a_cluster_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"v": 7}', '{"v": 1, "is_cpu": true, "world_size": 1, "taken": [{}]}', "[]"]
+    "text", ["", "{}", '{"v": 7}', '{"v": 1, "is_cpu": true, "world_size": 1, "taken": [{}]}', "[]", "[" * 100_000]
 )
 def test_a_run_without_usable_measurements_is_refused(tmp_path, text):
     (tmp_path / "measurements.json").write_text(text)

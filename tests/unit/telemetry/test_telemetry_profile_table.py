@@ -53,7 +53,9 @@ def test_a_file_is_read_as_it_was_written_and_perfetto_can_open_it(tmp_path: Pat
 @pytest.mark.parametrize(
     "data",
     [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b"[]"), gzip.compress(b'{"otherData":{},"traceEvents":[]}'),
-     gzip.compress(b'{"otherData":{"rank":0}}')[:-9], gzip.compress(b"[" * 100_000)],
+     gzip.compress(b'{"otherData":{"rank":0}}')[:-9], gzip.compress(b"[" * 100_000),
+     *(gzip.compress(b'{"otherData":{"rank":%b,"step":1,"t":%b,"step_s":1,"recorded_events":0,"kept_events":0},'
+                     b'"traceEvents":[]}' % each) for each in ((b"1e999", b"1"), (b"1", b"1e999"), (b"1", b"NaN")))],
 )  # fmt: skip
 def test_a_damaged_file_is_a_value_error(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.step-1.json.gz"

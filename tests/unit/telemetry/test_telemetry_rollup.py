@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -182,7 +183,12 @@ def damaged_states(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a name outside", changed(steps=[{"name": "../rank-00000.jsonl", "size": 1, "crc": 1}])
     yield "no number", changed(num_steps="many")
     yield "a negative place", changed(files={"rank-00000.jsonl": {"offset": -1}})
+    yield "a size beyond any file", changed(steps=[{"name": "steps-00000", "size": 1 << 70, "crc": 1}])
+    yield "a size beyond any memory", changed(steps=[{"name": "steps-00000", "size": 1 << 40, "crc": 1}])
+    yield "a count beyond any place", changed(num_steps=1 << 70)
     yield "not an object", lambda: state.write_bytes(b"[1]\n")
+    yield "nested too deeply", lambda: state.write_bytes(b"[" * 100_000)
+    yield "a state without an end", lambda: os.truncate(state, 1 << 30)
 
 
 def test_a_rollup_that_is_not_whole_is_not_used_and_the_answer_is_the_same(tmp_path: Path) -> None:
