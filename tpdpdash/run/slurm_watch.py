@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpdpdash.run import slurm
+from tpdpdash.run.detach import leave_caller
 from tpdpdash.run.folder import RunFolder, asked_to_stop_by, read_json
 from tpdpdash.run.history import written_status
 from tpdpdash.run.ranks import Ranks, tail_text
 from tpdpdash.run.status import FirstFailure, RunStatus, SchedulerJob
 from tpdpdash.run.status_file import StatusFile, first_status, note
-from tpdpdash.run.supervisor import leave_caller
 
 TICK_S = 0.3
 MIN_ASK_S, MAX_ASK_S = 1.0, 20.0

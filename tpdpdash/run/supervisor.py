@@ -9,7 +9,6 @@ run when it is asked to, and leaves no process behind. If it is killed itself, t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -17,15 +16,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tpdpdash.run.command import shim_argv
+from tpdpdash.run.detach import become_subreaper, leave_caller
 from tpdpdash.run.devices import DeviceSampler
 from tpdpdash.run.failure import exit_of_agents, first_failure, first_words
-from tpdpdash.run.folder import RunFolder, asked_to_stop_by, read_json, write_json
+from tpdpdash.run.folder import RunFolder, asked_to_stop_by, read_json
 from tpdpdash.run.processes import ProcessId, descendants, identify, processes_of_run, send_signal
 from tpdpdash.run.ranks import Ranks, tail_text
 from tpdpdash.run.shim import PARENT_VARIABLE
@@ -34,7 +34,6 @@ from tpdpdash.run.status import FirstFailure, RunStatus, SchedulerJob
 from tpdpdash.run.status_file import StatusFile, first_status, note
 from tpdpdash.units import MILLISECOND
 
-PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 TICK_S = 0.2
 STOP_GRACE_S = 7.0
 """The agent gives its ranks 5 s (command.SHUTDOWN_TIMEOUT_S); then everything is killed."""
@@ -42,19 +41,8 @@ LINGER_S = 1.5
 """Ranks may outlive the agent this long to write their last words."""
 KILL_LIMIT_S = 20.0
 """A process that outlives SIGKILL for so long hangs in the kernel: it is named and left."""
-READY = b"1"
 BY_SIGNAL = "signal"
 """Who asked for a stop that came as SIGTERM, without a name."""
-
-
-class Answering(Protocol):
-    """A process that answers for a run: writes its status from the first to the last."""
-
-    folder: RunFolder
-    status: RunStatus
-
-    def run(self) -> None:
-        """To the end of the run."""
 
 
 class Supervisor(StatusFile):
@@ -287,13 +275,6 @@ class Supervisor(StatusFile):
         self.write(replace(self._seen(), **changes), durable=True)
 
 
-def become_subreaper() -> None:
-    """Orphans of this process come to it instead of to init (prctl(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
 def main(path: str, agent: Sequence[str] = ()) -> int:
     """Supervise in place where agent words are given; else fork away from the caller."""
     if not agent:
@@ -303,23 +284,6 @@ def main(path: str, agent: Sequence[str] = ()) -> int:
     supervisor.command["argv"] = [*shim_argv(), *agent]
     supervisor.run()
     return 0 if supervisor.status.state == "finished" else 1
-
-
-def leave_caller(make: Callable[[], Answering]) -> int:
-    """Fork away from the caller; the parent returns 0 once the child has written the first status."""
-    reading, writing = os.pipe()
-    if os.fork() != 0:
-        os.close(writing)
-        return 0 if os.read(reading, 1) == READY else 1
-    os.close(reading)
-    os.setsid()
-    become_subreaper()
-    answering = make()
-    write_json(answering.folder.status, answering.status.to_json())
-    os.write(writing, READY)
-    os.close(writing)
-    answering.run()
-    return 0
 
 
 if __name__ == "__main__":
