@@ -7,20 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tpdpdash.checked_runs import CheckedRun, checked_runs
-from tpdpdash.compare.calibration import (
-    Figures,
-    GemmCurve,
-    HostSample,
-    at_limits,
-    cluster_file,
-    fitted_attention,
-    fitted_figures,
-    fitted_gemm,
-    fitted_host,
-    layer_samples,
-    nonnegative,
-    stretch_of,
-)
+from tpdpdash.compare.calibration import Figures, at_limits, cluster_file, fitted_figures, stretch_of
+from tpdpdash.compare.calibration_curves import GemmCurve, fitted_attention, fitted_gemm
+from tpdpdash.compare.calibration_host import HostSample, fitted_host, layer_samples, nonnegative
 from tpdpdash.compare.calibration_links import fitted_messages
 from tpdpdash.cost.collectives import transfer_s
 from tpdpdash.cost.estimate import estimate_job
