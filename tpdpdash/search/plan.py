@@ -18,16 +18,9 @@ from tpdpdash.job import Job
 from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.rules import refusal_codes
 from tpdpdash.search.choices import offloads
+from tpdpdash.search.kept import Kept
 from tpdpdash.search.margins import Margin, margins
-from tpdpdash.search.ranking import (
-    combinations,
-    near_equal_in_set,
-    on_front,
-    pareto_front,
-    ranked_order,
-    simplest_of_each,
-    simplicity,
-)
+from tpdpdash.search.ranking import near_equal_in_set, pareto_front
 from tpdpdash.search.refusals import Miss, Refusal, RefusalCounter
 from tpdpdash.search.space import CHUNK_ROWS, Grid, Space, chunk_columns, chunks_of, space_of
 from tpdpdash.units import MIB
@@ -35,13 +28,9 @@ from tpdpdash.units import MIB
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-
 Progress = Callable[[int, int], None]
 KEPT_ROWS = 200
 """The fastest rows that are kept, besides near-equal ones, the best of each combination of degrees and the front."""
-
-
 FEW_FEASIBLE = 10
 """With fewer layouts that fit, offloading is tried: it is slower wherever the device's memory suffices."""
 THREADS = 2
@@ -131,49 +120,6 @@ class Plan:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Kept:
-    """Feasible layouts that can still be in the answer."""
-
-    columns: LayoutColumns
-    step_s: Floats
-    peak_bytes: Floats
-
-    def take(self, index: NDArray[np.intp]) -> _Kept:
-        return _Kept(columns=self.columns.take(index), step_s=self.step_s[index], peak_bytes=self.peak_bytes[index])
-
-    def worth_keeping(self, keep: int) -> _Kept:
-        """The fastest `keep` rows, the rows near-equal to the fastest of their combination of degrees (one of them is
-        its simplest), and the front."""
-        wanted = near_equal_in_set(self.step_s, combinations(self.columns))
-        wanted |= on_front(self.step_s, self.peak_bytes)
-        if len(wanted) > keep:
-            wanted |= self.step_s <= np.partition(self.step_s, keep)[keep]
-        else:
-            wanted[:] = True
-        return self.take(np.flatnonzero(wanted))
-
-    def ranked(self) -> _Kept:
-        """The rows, fastest first."""
-        return self.take(ranked_order(self.step_s, simplicity(self.columns, self.peak_bytes)))
-
-    def picks(self) -> tuple[int, NDArray[np.intp]]:
-        """(the simplest row near-equal to the fastest, the same of each combination of degrees) of ranked rows."""
-        place, of = simplicity(self.columns, self.peak_bytes), combinations(self.columns)
-        one_set = np.zeros_like(of)
-        pick = int(simplest_of_each(near_equal_in_set(self.step_s, one_set), one_set, place)[0])
-        candidates = near_equal_in_set(self.step_s, of) & (of != of[pick])
-        candidates[pick] = True
-        return pick, simplest_of_each(candidates, of, place)
-
-    def joined(self, other: _Kept) -> _Kept:
-        return _Kept(
-            columns=LayoutColumns.joined([self.columns, other.columns]),
-            step_s=np.concatenate([self.step_s, other.step_s]),
-            peak_bytes=np.concatenate([self.peak_bytes, other.peak_bytes]),
-        )
-
-
 @dataclass(slots=True)
 class _Search:
     """What is kept while chunks go by; bounded, however large the space."""
@@ -182,7 +128,7 @@ class _Search:
     keep: int
     considered: int = 0
     feasible: int = 0
-    kept: _Kept | None = None
+    kept: Kept | None = None
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
 
     def add(self, chunk: _Chunk) -> None:
@@ -211,7 +157,7 @@ class _Chunk:
     """Of those, the one that needs the least memory."""
     feasible: int = 0
     """Those that are legal and fit."""
-    kept: _Kept | None = None
+    kept: Kept | None = None
     """The feasible ones that can be in the answer."""
 
 
@@ -229,7 +175,7 @@ def _priced(job: Job, space: Space, grids: Sequence[Grid], keep: int) -> _Chunk:
     feasible, kept = legal.take(np.flatnonzero(fits)), None
     if len(feasible):
         step_s = step_seconds(model, cluster, training, feasible)
-        kept = _Kept(columns=feasible, step_s=step_s, peak_bytes=peak[fits]).worth_keeping(keep)
+        kept = Kept(columns=feasible, step_s=step_s, peak_bytes=peak[fits]).worth_keeping(keep)
     miss = None
     if not fits.all():
         row = int(np.argmin(np.where(fits, np.inf, peak)))
