@@ -9,7 +9,7 @@ from tpdpdash.layout.columns import LayoutColumns
 from tpdpdash.layout.frameworks import known_framework
 from tpdpdash.layout.placement import domain_block, members_per_block
 from tpdpdash.layout.schedules import SCHEDULE_FACTS
-from tpdpdash.layout.shard_rules import REPLICATES_KV
+from tpdpdash.layout.tensor_rules import REPLICATES_KV
 from tpdpdash.layout.unused import unused_settings
 from tpdpdash.layout.vocabulary import padded_vocab_size
 from tpdpdash.units import ceil_div

@@ -10,11 +10,13 @@ from tpdpdash.layout.batch_rules import BATCH_RULES
 from tpdpdash.layout.builtin_rules import BUILTIN_RULES
 from tpdpdash.layout.columns import SHARDING, LayoutColumns, equal_runs
 from tpdpdash.layout.expert_rules import EXPERT_RULES
+from tpdpdash.layout.job_rules import JOB_RULES
 from tpdpdash.layout.microbatch_rules import MICROBATCH_RULES
 from tpdpdash.layout.pipeline_rules import PIPELINE_RULES
 from tpdpdash.layout.rule import Facts, Rule
 from tpdpdash.layout.shard_rules import SHARD_RULES
 from tpdpdash.layout.split_rules import SPLIT_RULES
+from tpdpdash.layout.tensor_rules import TENSOR_RULES
 from tpdpdash.layout.world import range_faults
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from tpdpdash.training import Training
 
 RULES: tuple[Rule, ...] = (
+    *JOB_RULES,
+    *TENSOR_RULES,
     *SHARD_RULES,
     *EXPERT_RULES,
     *PIPELINE_RULES,
