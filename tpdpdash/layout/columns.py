@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from tpdpdash.elementwise import choose
+from tpdpdash.layout.column_defaults import COUNTS, FLAGS, with_defaults
 from tpdpdash.layout.layout import RECOMPUTES, SCHEDULES, Layout, RecomputeMethod
-from tpdpdash.layout.schedules import FOLDED, MIRRORED, TWO_CHUNKS, is_among
+from tpdpdash.layout.schedules import FOLDED, MIRRORED, is_among
 from tpdpdash.layout.stages import stage_columns
 
 if TYPE_CHECKING:
@@ -163,8 +164,8 @@ class LayoutColumns:
 
     def layout(self, row: int) -> Layout:
         """One row as a Layout."""
-        values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in _COUNTS}
-        values |= {name: bool(getattr(self, name)[row]) for name in _FLAGS}
+        values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in COUNTS}
+        values |= {name: bool(getattr(self, name)[row]) for name in FLAGS}
         values |= {name: legend[int(getattr(self, name)[row])] for name, legend in _LEGENDS.items()}
         recomputed = float(self.recompute_num_layers[row])
         split = int(self.split[row])
@@ -179,8 +180,8 @@ class LayoutColumns:
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout]) -> LayoutColumns:
         """One row a layout, in their order."""
-        arrays: dict[str, Any] = {n: np.array([getattr(x, n) for x in layouts], np.float64) for n in _COUNTS}
-        arrays |= {n: np.array([getattr(x, n) for x in layouts], np.bool_) for n in _FLAGS}
+        arrays: dict[str, Any] = {n: np.array([getattr(x, n) for x in layouts], np.float64) for n in COUNTS}
+        arrays |= {n: np.array([getattr(x, n) for x in layouts], np.bool_) for n in FLAGS}
         for name, legend in _LEGENDS.items():
             arrays[name] = np.array([legend.index(getattr(x, name)) for x in layouts], np.uint8)
         orders = tuple(dict.fromkeys(x.rank_order for x in layouts))
@@ -206,7 +207,7 @@ class LayoutColumns:
         """
         splits: dict[str, Any] = {name: given.pop(name) for name in _SPLIT_FIELDS if name in given}
         orders = rank_orders or (Layout().rank_order,)
-        values = _with_defaults(given)
+        values = with_defaults(given)
         rows = np.broadcast_shapes(*(np.shape(value) for value in values.values()), (1,))
         arrays = {n: _filled(np.asarray(v, _DTYPES[n]), rows) for n, v in values.items()}
         return cls(**arrays, **(splits or _even_splits(num_layers, arrays)), rank_orders=orders)
@@ -215,7 +216,7 @@ class LayoutColumns:
     def joined(cls, parts: Sequence[LayoutColumns]) -> LayoutColumns:
         """The rows of several columns one after the other."""
         orders = tuple(dict.fromkeys(order for part in parts for order in part.rank_orders))
-        arrays: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in (*_COUNTS, *_FLAGS)}
+        arrays: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in (*COUNTS, *FLAGS)}
         for name in (*_LEGENDS, "recompute_num_layers"):
             arrays[name] = np.concatenate([getattr(part, name) for part in parts])
         codes = [np.array([orders.index(o) for o in part.rank_orders], np.uint8)[part.rank_order] for part in parts]
@@ -278,37 +279,8 @@ SHARDING = frozenset(
 """Columns that decide where states live and how they travel: a pass over the layers does not read them."""
 _WITH_NAN = frozenset({"recompute_num_layers"})
 """Columns in which NaN is a value like any other: equal to itself."""
-_FLAGS = tuple(f.name for f in fields(Layout) if f.type == "bool")
-_COUNTS = tuple(f.name for f in fields(Layout) if f.type == "int")
 _DTYPES: dict[str, Any] = {
-    **dict.fromkeys((*_COUNTS, "recompute_num_layers"), np.float64),
-    **dict.fromkeys(_FLAGS, np.bool_),
+    **dict.fromkeys((*COUNTS, "recompute_num_layers"), np.float64),
+    **dict.fromkeys(FLAGS, np.bool_),
     **dict.fromkeys((*_LEGENDS, "rank_order"), np.uint8),
 }
-
-
-def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    plain = Layout()
-    values: dict[str, Any] = {name: getattr(plain, name) for name in (*_COUNTS, *_FLAGS)}
-    values |= {"rank_order": 0, "recompute": 0, "recompute_method": 0, "recompute_num_layers": np.nan}
-    values |= {"num_model_chunks": np.where(is_among(np.asarray(given.get("schedule", 0), np.intp), TWO_CHUNKS), 2, 1)}
-    values |= given
-    follows = ("etp", "dp_shard_size", "microbatch_group_size_per_vp_stage", "schedule", "sequence_parallel")
-    if all(name in given for name in follows):
-        return values
-    degrees = {name: values[name] for name in ("tp", "pp", "dp", "num_model_chunks")}
-    return values | following_keys(**degrees) | given
-
-
-def following_keys(*, tp: Any, pp: Any, dp: Any, num_model_chunks: Any) -> dict[str, Any]:
-    """The keys that follow from others where they are not given, for one layout or for many rows: numbers or arrays;
-    the schedule is an index into SCHEDULES."""
-    none, interleaved, plain = (SCHEDULES.index(name) for name in ("none", "interleaved", "1f1b"))
-    piped = np.where(np.greater(num_model_chunks, 1), interleaved, plain)
-    return {
-        "etp": tp,
-        "dp_shard_size": dp,
-        "microbatch_group_size_per_vp_stage": pp,
-        "schedule": np.where(np.equal(pp, 1), none, piped),
-        "sequence_parallel": np.greater(tp, 1),
-    }

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpdpdash.faults import Fault, InvalidInputError
 from tpdpdash.fields import nearest
-from tpdpdash.layout.columns import RECOMPUTE_METHODS, following_keys
+from tpdpdash.layout.column_defaults import following_keys
+from tpdpdash.layout.columns import RECOMPUTE_METHODS
 from tpdpdash.layout.frameworks import overlap_keys
 from tpdpdash.layout.grid import rank_order_faults
 from tpdpdash.layout.layout import DEFAULT_RANK_ORDER, RECOMPUTES, SCHEDULES, Layout, LayoutPins
