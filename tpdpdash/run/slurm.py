@@ -75,7 +75,10 @@ def look_up(job_id: str, name: str) -> SchedulerJob:
         raise
     if not line:
         return SchedulerJob(id=job_id, state=GONE)
-    state, partition, reason, found = line.splitlines()[0].split("|", 3)
+    fields = line.splitlines()[0].split("|", 3)
+    if len(fields) != len(_FIELDS.split("|")):  # else a run would be called damaged, and its watch would die of it
+        raise SlurmSilentError(f"squeue: {line.splitlines()[0][:200]}")
+    state, partition, reason, found = fields
     if found != name:
         return SchedulerJob(id=job_id, state=GONE)
     why = "" if reason == "None" else reason

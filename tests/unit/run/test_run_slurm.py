@@ -16,7 +16,7 @@ from tpdpdash.run.failure import FirstFailure, RankEnd, exit_of_agents, failure_
 from tpdpdash.run.folder import RunFolder
 from tpdpdash.run.place import Place, checks
 from tpdpdash.run.request import RunRequest
-from tpdpdash.run.slurm import SlurmPartition, SlurmSilentError, ended_by_slurm, parse_partitions
+from tpdpdash.run.slurm import SlurmPartition, SlurmSilentError, ended_by_slurm, look_up, parse_partitions
 from tpdpdash.run.slurm_preflight import NodesAsked, script_nodes
 from tpdpdash.run.slurm_script import batch_script
 from tpdpdash.run.status import RunStatus, SchedulerJob
@@ -219,3 +219,13 @@ def test_the_place_in_the_queue_survives_the_status_file() -> None:
     for broken in ({"id": 7}, {**document["scheduler"], "position": "2"}, []):
         with pytest.raises(ValueError, match="scheduler"):
             RunStatus.from_json({**document, "scheduler": broken})
+
+
+def test_an_answer_that_is_none_is_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's wrapper may print what it likes: a run is not damaged by it."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'maintenance tonight | see motd'\n")
+    squeue.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SlurmSilentError, match="maintenance"):
+        look_up("7", FOLDER.run_id)
