@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -59,7 +60,8 @@ class DeviceSampler:
         lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, lines)
+            if os.write(descriptor, lines) < len(lines):  # a full disk takes what fits, and says nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         finally:
             os.close(descriptor)
 
