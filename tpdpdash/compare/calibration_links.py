@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpdpdash.compare.calibration_curves import LEAST_SECONDS
 from tpdpdash.cost.arrays import Floats
 from tpdpdash.cost.collectives import GroupLink, all_gather_s, all_reduce_s, reduce_scatter_s
 from tpdpdash.telemetry.measurements import Measurement, Measurements
@@ -52,7 +53,7 @@ def fitted_link(measurements: Measurements) -> tuple[dict[str, float], dict[str,
 
 def fitted_messages(messages: Sequence[Measurement], *, over_gloo: bool) -> LinkCurve:
     """The curve of the least mean |log(fitted / measured)|, by trying."""
-    measured = np.log(np.array([max(each.seconds, 1e-9) for each in messages]))
+    measured = np.log(np.array([max(each.seconds, LEAST_SECONDS) for each in messages]))
     best, curve = np.inf, (0.0, 0.0, 0.0)
     for rate in RATES:
         for message_s in MESSAGES if over_gloo else MESSAGES[:1]:
