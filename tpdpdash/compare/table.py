@@ -82,11 +82,12 @@ def parse_table(data: bytes) -> Table:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > MAX_TABLE_BYTES:
-            values: dict[str, object] = {"size": size, "limit": MAX_TABLE_BYTES}
-            raise InvalidInputError([Fault(code="file_too_large", field=FIELD, value=str(path), values=values)])
-        return path.read_bytes()
+        with path.open("rb") as file:  # a device or a pipe has no size: what is read is bounded
+            data = file.read(MAX_TABLE_BYTES + 1)
+        if len(data) <= MAX_TABLE_BYTES:
+            return data
+        values: dict[str, object] = {"size": max(path.stat().st_size, len(data)), "limit": MAX_TABLE_BYTES}
+        raise InvalidInputError([Fault(code="file_too_large", field=FIELD, value=str(path), values=values)])
     except FileNotFoundError as missing:
         raise InvalidInputError([Fault(code="file_missing", field=FIELD, value=str(path))]) from missing
     except OSError as wrong:

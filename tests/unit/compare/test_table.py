@@ -1,5 +1,7 @@
 """A CSV as a file: what is refused as a whole, and what is forgiven."""
 
+from pathlib import Path
+
 import pytest
 
 from tpdpdash.compare.table import MAX_CELL, OVERFLOW, parse_table, read_table
@@ -45,6 +47,12 @@ def test_a_missing_file_and_a_folder_are_faults(tmp_path):
         with pytest.raises(InvalidInputError) as caught:
             read_table(path)
         assert [fault.code for fault in caught.value.faults] == [code]
+
+
+def test_a_table_without_an_end_is_refused_at_the_limit():
+    with pytest.raises(InvalidInputError) as refused:
+        read_table(Path("/dev/zero"))
+    assert [fault.code for fault in refused.value.faults] == ["file_too_large"]
 
 
 def test_byte_order_mark_blanks_capitals_crlf_and_empty_lines_are_forgiven():
