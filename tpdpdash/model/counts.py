@@ -236,7 +236,6 @@ def _active_matrix_elements(spec: ModelSpec, moe: bool) -> int:
     return layer.attention + layer.mlp + layer.router + layer.shared_experts + routed
 
 
-@lru_cache(maxsize=FACTS_CACHED)
 def attended_len(spec: ModelSpec, seq_len: float) -> float:
     """Tokens of the causal sequence in which a token would meet as many keys as it does in the mean of the layers.
 
@@ -248,6 +247,7 @@ def attended_len(spec: ModelSpec, seq_len: float) -> float:
     return (1.0 - frac) * seq_len + frac * window * (2.0 - window / seq_len) if frac else seq_len
 
 
+@lru_cache(maxsize=FACTS_CACHED)
 def forward_flops_per_token(spec: ModelSpec, seq_len: int, causal: bool) -> FlopCounts:
     """Model FLOPs of the forward pass for one token of a sequence of `seq_len` tokens [FLOPs per token].
 
