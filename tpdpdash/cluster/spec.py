@@ -91,6 +91,11 @@ class LinkSpec:
     """Source of each figure, by field name."""
 
     @property
+    def reached_bytes_per_s(self) -> float:
+        """Bandwidth that large messages reach."""
+        return self.bytes_per_s * self.efficiency
+
+    @property
     def source(self) -> FigureSource:
         """Where the bandwidth comes from."""
         return self.sources["bytes_per_s"]

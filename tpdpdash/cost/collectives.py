@@ -61,7 +61,7 @@ def no_link(cluster: ClusterSpec, columns: LayoutColumns) -> GroupLink:
     return GroupLink(
         size=one,
         members=one,
-        bytes_per_s=one * (cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency),
+        bytes_per_s=one * cluster.scale_up.reached_bytes_per_s,
         ring_latency_s=one * cluster.scale_up.latency_s,
         scatters_whole=cluster.device.is_cpu,
         tree_latency_s=0.0 * one,
@@ -75,8 +75,7 @@ def link_of(cluster: ClusterSpec, size: Floats, members: Floats) -> GroupLink:
     bandwidth = scale-up inside a domain, else min(scale-up, members · network); a trip around the ring takes a hop of
     the network per domain and a hop of the scale-up link for the rest; a tree log2 as many of each.
     """
-    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
-    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    up, net = cluster.scale_up.reached_bytes_per_s, cluster.network.reached_bytes_per_s
     crosses = size > members
     domains = choose(crosses, np.ceil(size / members), 0.0)
     inside = size - domains
@@ -100,12 +99,15 @@ nccl-tests' bus bandwidth of an all-gather of 64 MiB over 8 A100 or H100 is abou
 
 
 def transfer_s(sent_bytes: Numeric, bytes_per_s: Numeric, messages: Numeric = 1.0) -> Numeric:
-    """Seconds in which a rank sends its part of `messages` equal messages, sent_bytes in all: t + t · r / (t + r) each,
-    t at full bandwidth, r = RAMP_S. Chunks fill the ring's pipeline: small messages take twice as long, large ones r
-    more."""
-    whole = sent_bytes / bytes_per_s
+    """Seconds in which a rank sends its part of `messages` equal messages, sent_bytes in all."""
+    return ramped_s(sent_bytes / bytes_per_s, messages)
+
+
+def ramped_s(whole_s: Numeric, messages: Numeric = 1.0) -> Numeric:
+    """Seconds of `messages` equal messages that take whole_s in all at full bandwidth: t + t · r / (t + r) each, r =
+    RAMP_S. Chunks fill the ring's pipeline: small messages take twice as long, large ones r more."""
     ramp = larger(messages, 1.0) * RAMP_S
-    return whole + whole * ramp / (whole + ramp)
+    return whole_s + whole_s * ramp / (whole_s + ramp)
 
 
 def all_gather_s(whole_bytes: Numeric, link: GroupLink, messages: Numeric = 1.0) -> Numeric:
@@ -151,8 +153,7 @@ def token_exchange_s(
     handed on over the scale-up link (DeepEP, HybridEP): (D − 1) (1 − (1 − 1/D)^k) crossings instead of k (D − 1) / D,
     with experts drawn evenly over D domains. Left out: uneven loads.
     """
-    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
-    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    up, net = cluster.scale_up.reached_bytes_per_s, cluster.network.reached_bytes_per_s
     domains = link.size / link.members
     spread = copies * (domains - 1) / domains
     crossings = spread
@@ -175,8 +176,7 @@ def ring_exchange_s(block_bytes: Numeric, cluster: ClusterSpec, link: GroupLink)
     network card while the cards of the others rest, so that every turn takes as long as that: unlike a collective's
     ring, which NCCL lays through each card in turn, these are sends of whole blocks.
     """
-    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
-    net = cluster.network.bytes_per_s * cluster.network.efficiency
+    up, net = cluster.scale_up.reached_bytes_per_s, cluster.network.reached_bytes_per_s
     own_card = replace(link, bytes_per_s=choose(link.crosses, min(up, net), link.bytes_per_s))
     return all_gather_s(link.size * block_bytes, own_card)
 
@@ -187,13 +187,12 @@ def all_to_all_s(own_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> N
     What stays in the domain takes the scale-up link, the rest, 1 − members / g, the rank's own network card; both run
     at once.
     """
-    net = cluster.network.bytes_per_s * cluster.network.efficiency
-    up = cluster.scale_up.bytes_per_s * cluster.scale_up.efficiency
+    up, net = cluster.scale_up.reached_bytes_per_s, cluster.network.reached_bytes_per_s
     g = link.size
     outside = choose(link.crosses, (1 - link.members / g) * own_bytes / net, 0.0)
     inside = choose(link.crosses, link.members / g - 1 / g, (g - 1) / g) * own_bytes / up
     latency = (g - 1) / g * link.ring_latency_s + link.message_s
-    return choose(g > 1, transfer_s(larger(inside, outside), 1.0) + latency, 0.0)
+    return choose(g > 1, ramped_s(larger(inside, outside)) + latency, 0.0)
 
 
 def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink) -> Numeric:
@@ -202,6 +201,6 @@ def point_to_point_s(sent_bytes: Numeric, cluster: ClusterSpec, link: GroupLink)
     Where the group leaves its domain, some stage boundary crosses the network with one card.
     """
     up, net = cluster.scale_up, cluster.network
-    inside = sent_bytes / (up.bytes_per_s * up.efficiency) + up.latency_s
-    outside = sent_bytes / (net.bytes_per_s * net.efficiency) + net.latency_s
+    inside = sent_bytes / up.reached_bytes_per_s + up.latency_s
+    outside = sent_bytes / net.reached_bytes_per_s + net.latency_s
     return choose(link.size > 1, choose(link.crosses, outside, inside), 0.0)
