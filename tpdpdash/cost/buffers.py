@@ -10,7 +10,7 @@ import numpy as np
 from tpdpdash.cluster.spec import DeviceSpec
 from tpdpdash.cost.arrays import Floats, column, floats, of_rows
 from tpdpdash.cost.frameworks import FrameworkHabits
-from tpdpdash.cost.parameters import kv_heads_per_rank, layer_shard, sequence_split
+from tpdpdash.cost.parameters import kv_bytes, layer_shard, sequence_split
 from tpdpdash.cost.stage_activations import tokens_per_microbatch
 from tpdpdash.cost.stage_parameters import StageParameters, holds_whole, shard_sizes
 from tpdpdash.cost.stages import StageKinds, layer_types
@@ -84,8 +84,7 @@ def context_bytes(model: ModelSpec, training: Training, habits: FrameworkHabits,
     Source: Transformer Engine context_parallel.py, AttnFuncWithCPAndKVAllGather (k_ag, v_ag, dk, dv of the whole
     sequence); torch's ring passes the gradients on block by block.
     """
-    width = kv_heads_per_rank(model, columns.tp) * (model.query_head_dim + model.value_head_dim)
-    block = compute_bytes(training) * tokens_per_microbatch(training, columns) * width
+    block = kv_bytes(model, columns.tp, tokens_per_microbatch(training, columns), compute_bytes(training))
     blocks: Floats | float = 2.0
     if cp_comm_type(training) == "all_gather":
         blocks = columns.cp + 2.0 if habits.merges_rings else 2.0 * columns.cp

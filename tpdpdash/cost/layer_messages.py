@@ -17,7 +17,7 @@ from tpdpdash.cost.collectives import (
 )
 from tpdpdash.cost.experts import busiest_rank
 from tpdpdash.cost.operators import traffic_s
-from tpdpdash.cost.parameters import kv_heads_per_rank, pairs_of
+from tpdpdash.cost.parameters import kv_bytes, kv_heads_per_rank, pairs_of
 from tpdpdash.elementwise import choose, larger, smaller, somewhere
 from tpdpdash.layout.frameworks import cp_comm_type
 
@@ -125,9 +125,7 @@ def expert_tp_s(case: Case, moe: bool) -> Numeric:
 
 def kv_block_bytes(case: Case) -> Floats:
     """Keys and values of one rank's tokens (n,)."""
-    width = case.model.query_head_dim + case.model.value_head_dim
-    heads = kv_heads_per_rank(case.model, case.columns.tp)
-    return floats(case.rates.element_bytes * case.tokens * heads * width)
+    return floats(kv_bytes(case.model, case.columns.tp, case.tokens, case.rates.element_bytes))
 
 
 def ring_s(case: Case) -> Numeric:

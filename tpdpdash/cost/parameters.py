@@ -41,6 +41,11 @@ def kv_heads_per_rank(model: ModelSpec, tp: Numeric) -> Numeric:
     return model.num_attention_heads / tp if model.is_mla else larger(model.num_kv_heads / tp, 1.0)
 
 
+def kv_bytes(model: ModelSpec, tp: Numeric, tokens: Numeric, element_bytes: float) -> Numeric:
+    """Keys and values of `tokens` on one rank."""
+    return element_bytes * tokens * kv_heads_per_rank(model, tp) * (model.query_head_dim + model.value_head_dim)
+
+
 def layer_shard(model: ModelSpec, moe: bool, *, tp: Numeric, ep: Numeric, etp: Numeric) -> LayerShard:
     """Parameters of one layer on one rank.
 
