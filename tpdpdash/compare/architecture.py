@@ -9,7 +9,9 @@ from tpdpdash.compare.cells import Cells, UnreadableRowError
 from tpdpdash.compare.named_model import MAX_SIZE, preset_named
 from tpdpdash.compare.notes import dense_layers_of, has_flag, is_megatron_command_line, option
 from tpdpdash.layout.frameworks import MEGATRON
+from tpdpdash.model.families import families
 from tpdpdash.model.spec import ModelSpec, Norm
+from tpdpdash.model.windows import all_but_every
 from tpdpdash.units import ceil_div
 
 T = TypeVar("T")
@@ -25,8 +27,12 @@ PADDED_VOCAB, PADDED_TO = "flash-attn training", 8
 training/configs/model/gpt2.yaml."""
 BIASED_EXPERTS, EVERY_SECOND = "gpt-oss", "llama4-maverick"
 """Families whose experts have biases, and whose every second layer is dense."""
-WINDOWS: dict[str, tuple[int, int]] = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6)}
-"""Families with a sliding window, and of how many layers one has none, by their models' config.json."""
+WINDOWS: dict[str, tuple[int, str]] = {
+    "gpt-oss": (128, "gpt_oss"),
+    "gemma2": (4096, "gemma2"),
+    "gemma3": (1024, "gemma3_text"),
+}
+"""Families with a sliding window, by their models' config.json, and their name there."""
 MLA_COLUMNS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -165,8 +171,11 @@ def _experts(cells: Cells, hidden: int) -> dict[str, Any]:
 
 def _windows(cells: Cells, layers: int) -> dict[str, Any]:
     family = cells.word("model_family")
-    window, every = next((known for name, known in WINDOWS.items() if family.startswith(name)), (0, 1))
-    return {"sliding_window": window, "sliding_layers": layers - layers // every} if window else {}
+    known = next((known for name, known in WINDOWS.items() if family.startswith(name)), None)
+    if known is None:
+        return {}
+    window, model_type = known
+    return {"sliding_window": window, "sliding_layers": all_but_every(families()[model_type].full_every, layers)}
 
 
 def _shared_width(cells: Cells, width: int) -> int:

@@ -64,10 +64,12 @@ OPTIMIZERS: dict[str, Optimizer] = {"muon": "muon", "sgd": "sgd", "lion": "lion"
 def cluster_of(cells: Cells, num_devices: int) -> ClusterSpec | None:
     """The catalogue's device in nodes as stated, with the network that the row states. None: unknown hardware."""
     per_node, hardware = cells.whole("gpus_per_node", MAX_PER_NODE), cells.text("hardware")
-    if not matching_devices(hardware):
+    meant = matching_devices(hardware)
+    if not meant:
         hardware = _COUNT.sub(" ", hardware).strip()
-    usual = [device for device in matching_devices(hardware) if device in USUAL_DEVICES]
-    if len(usual) == 1 and len(matching_devices(hardware)) > 1:
+        meant = matching_devices(hardware)
+    usual = [device for device in meant if device in USUAL_DEVICES]
+    if len(usual) == 1 and len(meant) > 1:
         cells.infer("hardware")
         hardware = usual[0]
     found = _cluster(hardware, num_devices, per_node or 0, cells.text("interconnect_note"))

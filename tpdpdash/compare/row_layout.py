@@ -44,6 +44,9 @@ SCHEDULE_WORDS = {
     "dualpipev": "dualpipe-v",
 }
 """Other names of schedules, torch.distributed.pipelining's among them."""
+WHOLE_SEQUENCES = DEEPSPEED_ENGINES | {"internevo"}
+"""Frameworks whose tensor parallelism divides no sequence unless told to: Megatron-DeepSpeed's --sequence-parallel is
+off, InternEvo's tensor mode is "mtp" (configs/7B_sft.py)."""
 
 
 def layout_of(cells: Cells, degrees: Degrees, model: ModelSpec, training: Training, devices_per_node: int) -> Layout:
@@ -212,11 +215,6 @@ def _recompute_pins(cells: Cells, chunks: int, stage_layers: int) -> dict[str, A
             number = min(chunks * number, stage_layers)
         pins |= {"recompute_method": method, "recompute_num_layers": number}
     return pins
-
-
-WHOLE_SEQUENCES = DEEPSPEED_ENGINES | {"internevo"}
-"""Frameworks whose tensor parallelism divides no sequence unless told to: Megatron-DeepSpeed's --sequence-parallel is
-off, InternEvo's tensor mode is "mtp" (configs/7B_sft.py)."""
 
 
 def _overlap_pins(cells: Cells, degrees: Degrees, training: Training) -> dict[str, Any]:

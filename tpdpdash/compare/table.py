@@ -24,6 +24,7 @@ NEEDED = ("num_layers", "hidden")
 """Without these columns, or PRESET, no row has a model."""
 PRESET = "model_name"
 SEPARATORS = (",", ";", "\t", "|")
+_HEADER = re.compile(r"\s*([^\r\n]*)")
 _DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 """A number as it is written where cells are set apart by semicolons because the comma is taken."""
 TOTAL_SPEED = "tokens_per_sec"
@@ -64,7 +65,7 @@ def parse_table(data: bytes) -> Table:
     if text.lstrip()[:1] == "<":
         raise InvalidInputError([Fault(code="csv_is_markup", field=FIELD)])
     csv.field_size_limit(MAX_CELL)
-    separator = _separator(text.lstrip().splitlines()[0])
+    separator = _separator(text)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     try:
         lines = [line for line in reader if any(cell.strip() for cell in line)]
@@ -110,9 +111,10 @@ def _decoded(data: bytes) -> str:
     return text
 
 
-def _separator(header: str) -> str:
-    """What sets the cells apart: what makes most columns that are known here."""
-    known = {*NEEDED, PRESET, *TIME_COLUMNS, *MEMORY_COLUMNS}
+def _separator(text: str) -> str:
+    """What sets the cells apart: what makes most columns that are known here, in the first line that says anything."""
+    known, found = {*NEEDED, PRESET, *TIME_COLUMNS, *MEMORY_COLUMNS}, _HEADER.match(text)
+    header = found[1] if found else ""
     return max(SEPARATORS, key=lambda sign: len(known & {name.strip(' "').lower() for name in header.split(sign)}))
 
 

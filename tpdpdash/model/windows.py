@@ -26,5 +26,9 @@ def num_sliding_layers(section: Section, num_layers: int, full_every: int) -> in
         return min(num_layers, kinds.count(SLIDING))
     if isinstance(first, int):
         return max(0, num_layers - first)
-    every = every if isinstance(every, int) else full_every
-    return num_layers - num_layers // every if every > 0 else num_layers
+    return all_but_every(every if isinstance(every, int) else full_every, num_layers)
+
+
+def all_but_every(nth: int, num_layers: int) -> int:
+    """Layers but every n-th; 0 = all of them."""
+    return num_layers - num_layers // nth if nth > 0 else num_layers
